@@ -1,0 +1,1 @@
+"""Load generators that drive a running server over HTTP."""

@@ -1,0 +1,1 @@
+"""Spark jobs that read from and write to topics over HTTP."""

@@ -1,0 +1,1 @@
+"""The pure core: decisions without disk, sockets or clocks; time is passed in."""

@@ -1,0 +1,387 @@
+"""A block: up to 256 records of one topic, kept in the form they have on the wire.
+
+A record is rendered once, when it is written. A block joins the texts by commas, so that the default read of a run
+of live records is one slice of bytes. Everything else a reader may ask for (tags, no meta, no data) is cut or spliced
+with the help of the columns; the payload is never parsed again.
+
+Block body, little endian (in a WAL frame as it is; in a data file followed by a trailer):
+
+    off   size  field
+      0      4  frame_len      length of body, or of body + trailer in a data file
+      4      4  version u8, kind u8 (0 direct, 1 derived), flags u16 (1 CR/LF in text, 2 tags, 4 compressed, 8 ids)
+      8     16  first_seq u64, base_ts u64
+     24     16  n u32, raw text_len u32, stored text_len u32, side_len u32
+     40     32  topic id u64, epoch u64, source epoch u64, source seq u64 (derived blocks)
+     72   20·n  columns: text end u32, ts delta u32, tag end u32, data offset u16, meta length u16, node index u16,
+                priority u8, hops u8
+      …   side  quoted tags, then the node dictionary (u16 count, then u16 length + quoted name each)
+      …   text  {"$seq":…,"$ts":…[,"$node":…],"data":…[,"meta":…]} joined by ","
+
+Trailer in a data file: XXH3-64 of the body (seeded per file, so that stale bytes of another file never check), then
+n delete flags (0xD5 = deleted, every other value = live) which lie inside frame_len but outside the checksum: a
+flag is flipped in place without rewriting anything, and a torn flip leaves a live record live.
+"""
+
+import struct
+import sys
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+
+import xxhash
+
+from topics.limits import BLOCK_RECORDS_MAX, BLOCK_TEXT_BYTES
+
+HEADER = struct.Struct("<IBBHQQIIIIQQQQ")
+VERSION = 1
+FLAG_CRLF, FLAG_TAGS = 1, 2
+DELETED = 0xD5
+COLUMN_BYTES = 20
+CHECKSUM_BYTES = 8
+TS_DELTA_MAX = 0xFFFFFFFF
+_U16 = struct.Struct("<H")
+_U64 = struct.Struct("<Q")
+
+assert HEADER.size == 72
+assert sys.byteorder == "little", "columns are kept in machine order; only little-endian machines are supported"
+
+
+class BadBlock(ValueError):
+    """These bytes are not a block."""
+
+
+class Block:
+    """The records of one contiguous run of seqs. Grows at the end while it is a topic's open tail."""
+
+    __slots__ = (
+        "base_ts",
+        "crlf",
+        "data_offs",
+        "ends",
+        "first_seq",
+        "hops",
+        "meta_lens",
+        "node_ids",
+        "nodes",
+        "priorities",
+        "tag_ends",
+        "tags",
+        "text",
+        "ts",
+    )
+
+    def __init__(self, first_seq: int, base_ts: int) -> None:
+        self.first_seq = first_seq
+        self.base_ts = base_ts
+        self.text: bytes | bytearray | memoryview = bytearray()
+        self.ends = array("I")
+        self.ts = array("I")
+        self.tag_ends = array("I")
+        self.tags: bytes | bytearray = bytearray()
+        self.data_offs = array("H")
+        self.meta_lens = array("H")
+        self.node_ids = array("H")
+        self.nodes: list[bytes] = []
+        self.priorities = bytearray()
+        self.hops = bytearray()
+        self.crlf = False
+
+    def __len__(self) -> int:
+        return len(self.ends)
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + len(self.ends) - 1
+
+    def add(
+        self,
+        text: bytes,
+        ts: int,
+        tag: bytes,
+        node: bytes,
+        data_off: int,
+        meta_len: int,
+        *,
+        priority: int = 0,
+        hops: int = 0,
+    ) -> None:
+        """Append one rendered record; `tag` and `node` are quoted JSON strings or empty."""
+        body = self.text
+        assert isinstance(body, bytearray)
+        if body:
+            body += b","
+        body += text
+        self.ends.append(len(body))
+        self.ts.append(ts - self.base_ts)
+        if tag:
+            self.tags += tag  # type: ignore[operator]
+        self.tag_ends.append(len(self.tags))
+        self.data_offs.append(data_off)
+        self.meta_lens.append(meta_len)
+        self.node_ids.append(self._node_id(node) if node else 0)
+        self.priorities.append(priority)
+        self.hops.append(hops)
+        if not self.crlf and (b"\n" in text or b"\r" in text):
+            self.crlf = True
+
+    def _node_id(self, node: bytes) -> int:
+        try:
+            return self.nodes.index(node) + 1
+        except ValueError:
+            self.nodes.append(node)
+            return len(self.nodes)
+
+    def thaw(self) -> None:
+        """Make a block that was decoded from bytes able to grow."""
+        if not isinstance(self.text, bytearray):
+            self.text = bytearray(self.text)
+            self.tags = bytearray(self.tags)
+
+    def takes(self, other: "Block") -> bool:
+        """Whether `other`, which follows in seq, still fits into this open block."""
+        return (
+            len(self.ends) + len(other.ends) <= BLOCK_RECORDS_MAX
+            and len(self.text) + len(other.text) < BLOCK_TEXT_BYTES
+            and other.base_ts + other.ts[-1] - self.base_ts <= TS_DELTA_MAX
+            and isinstance(self.text, bytearray)
+        )
+
+    def extend(self, other: "Block") -> None:
+        """Take over the records of `other` (see `takes`)."""
+        body = self.text
+        assert isinstance(body, bytearray)
+        if body:
+            body += b","
+        shift = len(body)
+        body += other.text
+        tag_shift = len(self.tags)
+        self.tags += other.tags  # type: ignore[operator]
+        ts_shift = other.base_ts - self.base_ts
+        if len(other.ends) == 1:  # by far the most common case
+            self.ends.append(shift + other.ends[0])
+            self.ts.append(ts_shift + other.ts[0])
+            self.tag_ends.append(tag_shift + other.tag_ends[0])
+        else:
+            self.ends.extend([shift + end for end in other.ends])
+            self.ts.extend([ts_shift + ts for ts in other.ts])
+            self.tag_ends.extend([tag_shift + end for end in other.tag_ends])
+        self.data_offs.extend(other.data_offs)
+        self.meta_lens.extend(other.meta_lens)
+        if other.nodes:
+            ids = [0, *(self._node_id(node) for node in other.nodes)]
+            self.node_ids.extend([ids[i] for i in other.node_ids])
+        else:
+            self.node_ids.extend(other.node_ids)
+        self.priorities += other.priorities
+        self.hops += other.hops
+        self.crlf = self.crlf or other.crlf
+
+    def sizes(self) -> "array[int]":
+        """What each record counts for in `bytes`: its text and its tag."""
+        ends, tag_ends = self.ends, self.tag_ends
+        if len(ends) == 1:
+            return array("I", (ends[0] + tag_ends[0],))
+        starts = [0, *[end + 1 for end in ends[:-1]]]
+        if not self.tags:
+            return array("I", [end - start for end, start in zip(ends, starts, strict=True)])
+        tag_starts = [0, *tag_ends[:-1]]
+        return array(
+            "I",
+            [e - s + te - ts for e, s, te, ts in zip(ends, starts, tag_ends, tag_starts, strict=True)],
+        )
+
+    def tag(self, index: int) -> bytes:
+        """The quoted tag of a record, empty if it has none."""
+        start = self.tag_ends[index - 1] if index else 0
+        return bytes(self.tags[start : self.tag_ends[index]])
+
+    def start(self, index: int) -> int:
+        return self.ends[index - 1] + 1 if index else 0
+
+    def record(self, index: int) -> bytes:
+        return bytes(self.text[self.start(index) : self.ends[index]])
+
+    def cut(self, low: int, high: int) -> "Block":
+        """A new block with the records [low, high)."""
+        part = Block(self.first_seq + low, self.base_ts)
+        for i in range(low, high):
+            node = self.nodes[self.node_ids[i] - 1] if self.node_ids[i] else b""
+            part.add(
+                self.record(i),
+                self.base_ts + self.ts[i],
+                self.tag(i),
+                node,
+                self.data_offs[i],
+                self.meta_lens[i],
+                priority=self.priorities[i],
+                hops=self.hops[i],
+            )
+        return part
+
+
+def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0) -> bytes:
+    """The block's body; `trailer` is how many bytes the caller will put behind it (see the table above)."""
+    n = len(block.ends)
+    names = block.nodes
+    side: list[bytes] = [bytes(block.tags)]
+    if names:
+        side.append(_U16.pack(len(names)))
+        side.extend(_U16.pack(len(name)) + name for name in names)
+    side_len = sum(map(len, side))
+    text_len = len(block.text)
+    flags = (FLAG_CRLF if block.crlf else 0) | (FLAG_TAGS if block.tags else 0)
+    length = HEADER.size + COLUMN_BYTES * n + side_len + text_len + trailer
+    return b"".join(
+        (
+            HEADER.pack(
+                length, VERSION, 0, flags, block.first_seq, block.base_ts, n, text_len, text_len, side_len,
+                topic_id, epoch, 0, 0,
+            ),
+            block.ends.tobytes(),
+            block.ts.tobytes(),
+            block.tag_ends.tobytes(),
+            block.data_offs.tobytes(),
+            block.meta_lens.tobytes(),
+            block.node_ids.tobytes(),
+            block.priorities,
+            block.hops,
+            *side,
+            block.text,
+        )
+    )  # fmt: skip
+
+
+def encode_frame(block: Block, topic_id: int, epoch: int, seed: int, dead: int) -> bytes:
+    """The block as a data file keeps it: body, checksum, delete flags taken from the bit mask `dead`."""
+    n = len(block.ends)
+    body = encode_body(block, topic_id, epoch, trailer=CHECKSUM_BYTES + n)
+    return b"".join((body, _U64.pack(xxhash.xxh3_64_intdigest(body, seed)), flags_from_mask(dead, n)))
+
+
+def flags_from_mask(dead: int, n: int) -> bytes:
+    if not dead:
+        return bytes(n)
+    return bytes(DELETED if dead >> i & 1 else 0 for i in range(n))
+
+
+def mask_from_flags(flags: bytes) -> int:
+    if DELETED not in flags:
+        return 0
+    return sum(1 << i for i, flag in enumerate(flags) if flag == DELETED)
+
+
+class BlockHead:
+    """What a block's fixed header says, checked for plausibility."""
+
+    __slots__ = ("base_ts", "epoch", "first_seq", "flags", "frame_len", "n", "side_len", "text_len", "topic_id")
+
+    def __init__(self, data: bytes | memoryview, offset: int = 0) -> None:
+        if len(data) - offset < HEADER.size:
+            raise BadBlock("block header is cut off")
+        (
+            self.frame_len, version, _kind, self.flags, self.first_seq, self.base_ts, self.n, self.text_len, stored,
+            self.side_len, self.topic_id, self.epoch, _source_epoch, _source_seq,
+        ) = HEADER.unpack_from(data, offset)  # fmt: skip
+        if version != VERSION:
+            raise BadBlock(f"block version {version} is not known")
+        if not 1 <= self.n <= BLOCK_RECORDS_MAX or stored != self.text_len:
+            raise BadBlock("block header is not plausible")
+        if self.frame_len not in (self.body_len, self.body_len + CHECKSUM_BYTES + self.n):
+            raise BadBlock("block lengths do not add up")
+
+    @property
+    def body_len(self) -> int:
+        return HEADER.size + COLUMN_BYTES * self.n + self.side_len + self.text_len
+
+
+def decode_block(data: bytes | memoryview, offset: int = 0) -> tuple[Block, BlockHead]:
+    """The block whose body starts at `offset`; raises BadBlock on anything that is not one."""
+    head = BlockHead(data, offset)
+    view = memoryview(data)[offset : offset + head.body_len]
+    if len(view) != head.body_len:
+        raise BadBlock("block is cut off")
+    n = head.n
+    block = Block(head.first_seq, head.base_ts)
+    at = HEADER.size
+    for name, column in _columns(view[at : at + COLUMN_BYTES * n], n):
+        setattr(block, name, column)
+    at += COLUMN_BYTES * n
+    tags_len = block.tag_ends[-1]
+    if tags_len > head.side_len:
+        raise BadBlock("tags run past the side part")
+    block.tags = bytes(view[at : at + tags_len])
+    block.nodes = _decode_nodes(bytes(view[at + tags_len : at + head.side_len]))
+    at += head.side_len
+    block.text = bytes(view[at:])
+    block.crlf = bool(head.flags & FLAG_CRLF)
+    if (
+        block.ends[-1] != head.text_len
+        or ((block.nodes or any(block.node_ids))
+        and max(block.node_ids) > len(block.nodes))
+    ):
+        raise BadBlock("block columns do not fit its text")
+    return block, head
+
+
+def _columns(view: memoryview, n: int) -> Iterator[tuple[str, "array[int] | bytearray"]]:
+    at = 0
+    for name, code, width in (
+        ("ends", "I", 4), ("ts", "I", 4), ("tag_ends", "I", 4),
+        ("data_offs", "H", 2), ("meta_lens", "H", 2), ("node_ids", "H", 2),
+    ):  # fmt: skip
+        column = array(code)
+        column.frombytes(view[at : at + width * n])
+        at += width * n
+        yield name, column
+    yield "priorities", bytearray(view[at : at + n])
+    yield "hops", bytearray(view[at + n : at + 2 * n])
+
+
+def _decode_nodes(side: bytes) -> list[bytes]:
+    if not side:
+        return []
+    names = []
+    try:
+        (count,) = _U16.unpack_from(side)
+        at = 2
+        for _ in range(count):
+            (length,) = _U16.unpack_from(side, at)
+            names.append(side[at + 2 : at + 2 + length])
+            at += 2 + length
+    except struct.error as error:
+        raise BadBlock("node dictionary is cut off") from error
+    if at != len(side):
+        raise BadBlock("node dictionary does not fill the side part")
+    return names
+
+
+def check_frame(frame: bytes | memoryview, seed: int) -> BlockHead:
+    """The head of a data-file frame whose checksum holds; raises BadBlock otherwise."""
+    head = BlockHead(frame)
+    end = head.body_len
+    if len(frame) < end + CHECKSUM_BYTES + head.n:
+        raise BadBlock("frame is cut off")
+    (stored,) = _U64.unpack_from(frame, end)
+    if xxhash.xxh3_64_intdigest(memoryview(frame)[:end], seed) != stored:
+        raise BadBlock("block checksum does not match")
+    return head
+
+
+def coalesce(blocks: Sequence[Block]) -> list[Block]:
+    """The same records in as few blocks as the limits allow. Blocks must be in seq order; gaps are kept apart."""
+    out: list[Block] = []
+    for block in blocks:
+        last = out[-1] if out else None
+        if last is not None and last.last_seq + 1 == block.first_seq and last.takes(block):
+            last.extend(block)
+            continue
+        fresh = Block(block.first_seq, block.base_ts)
+        fresh.extend(block)
+        out.append(fresh)
+    return out
+
+
+def fit_bytes(block: Block, low: int, high: int, budget: int) -> int:
+    """The largest `end` in (low, high] whose records' text fits the budget; at least one record."""
+    limit = block.start(low) + budget
+    return max(low + 1, min(high, bisect_right(block.ends, limit, low, high)))

@@ -1,0 +1,115 @@
+"""A chunk: what a topic keeps resident about one block, whether the block itself is in memory or in a file.
+
+Per record that is eight bytes (time and size) and one bit (dead or not); the text stays in the block. Counting,
+eviction, expiry and deletion need nothing else, so they never read a file.
+"""
+
+from array import array
+
+from topics.core.block import Block
+
+
+class DataFile:
+    """A data file as the core sees it: an identity, and how many live records still need it."""
+
+    __slots__ = ("chunks", "id", "kind", "live", "path", "seed", "size", "topic_id")
+
+    def __init__(self, file_id: int, kind: str, path: str, seed: int, topic_id: int = 0) -> None:
+        self.id = file_id
+        self.kind = kind
+        self.path = path
+        self.seed = seed
+        self.topic_id = topic_id
+        self.live = 0
+        self.size = 0
+        self.chunks = 0
+
+
+class Chunk:
+    """One block's worth of a topic's log."""
+
+    __slots__ = (
+        "base_ts", "block", "dead", "file", "first_seq", "flags_dirty", "gone", "length", "live", "live_bytes", "offset",
+        "open", "sizes", "tagged", "ts",
+    )  # fmt: skip
+
+    def __init__(self, first_seq: int, base_ts: int, ts: "array[int]", sizes: "array[int]") -> None:
+        self.first_seq = first_seq
+        self.base_ts = base_ts
+        self.ts = ts
+        self.sizes = sizes
+        self.dead = 0
+        self.live = len(sizes)
+        self.live_bytes = sum(sizes)
+        self.block: Block | None = None
+        self.open = False  # more records may still be appended to its block
+        self.file: DataFile | None = None
+        self.offset = 0
+        self.length = 0
+        self.tagged = False
+        self.gone = False  # no longer part of its topic's log
+        self.flags_dirty = False  # deleted since its file's delete flags were last written
+
+    @classmethod
+    def of(cls, block: Block) -> "Chunk":
+        """A chunk that may grow at its end, around a block that nobody else holds."""
+        block.thaw()
+        chunk = cls(block.first_seq, block.base_ts, block.ts, block.sizes())
+        chunk.block = block
+        chunk.open = True
+        chunk.tagged = bool(block.tags)
+        return chunk
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    @property
+    def last_seq(self) -> int:
+        return self.first_seq + len(self.sizes) - 1
+
+    @property
+    def last_ts(self) -> int:
+        return self.base_ts + self.ts[-1]
+
+    def extend(self, block: Block) -> int:
+        """Append `block` to the open tail; the bytes that added."""
+        assert self.open and self.block is not None
+        sizes = block.sizes()
+        added = sum(sizes)
+        self.block.extend(block)  # also grows self.ts, which is the block's own column
+        self.sizes.extend(sizes)
+        self.live += len(sizes)
+        self.live_bytes += added
+        self.tagged = self.tagged or bool(block.tags)
+        return added
+
+    def first_live(self) -> int:
+        """Index of the first record that is not dead; len(self) if there is none."""
+        inverted = ~self.dead
+        index = (inverted & -inverted).bit_length() - 1
+        return min(index, len(self.sizes))
+
+    def last_live(self) -> int:
+        """Index of the last record that is not dead; -1 if there is none."""
+        alive = ~self.dead & ((1 << len(self.sizes)) - 1)
+        return alive.bit_length() - 1
+
+    def kill(self, low: int, high: int) -> tuple[int, int]:
+        """Mark the records [low, high) dead; (records, bytes) that were live until now."""
+        mask = ((1 << high) - 1) ^ ((1 << low) - 1)
+        fresh = mask & ~self.dead
+        count = fresh.bit_count()
+        if not count:
+            return 0, 0
+        if count == self.live:
+            size = self.live_bytes
+        elif count == high - low:
+            size = sum(self.sizes[low:high])
+        else:
+            size = sum(self.sizes[i] for i in range(low, high) if fresh >> i & 1)
+        self.dead |= fresh
+        self.live -= count
+        self.live_bytes -= size
+        if self.file is not None:
+            self.file.live -= count
+        return count, size

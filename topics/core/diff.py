@@ -1,0 +1,175 @@
+"""The read path: choose a window of the log, then cut it out of its blocks.
+
+`plan` runs against the topic's state at one instant and fixes everything that the answer will say: which records,
+which tombstone, where the cursor goes. Blocks that are not resident are fetched afterwards; `render` then only
+slices. So a record that is evicted or deleted while a block is being read cannot turn into a silent gap.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator
+
+import msgspec
+
+from topics.core.block import Block
+from topics.core.chunk import Chunk
+from topics.core.loss import RECREATED, Tombstone
+from topics.core.requests import Diff
+from topics.core.topic import SEQ_BASE, Topic
+
+Buffer = bytes | bytearray | memoryview
+
+
+class Window(msgspec.Struct):
+    """Records [low, high) of one chunk, with what was dead when the plan was made."""
+
+    chunk: Chunk
+    block: Block | None
+    dead: int
+    low: int
+    high: int
+
+
+class Plan(msgspec.Struct):
+    windows: list[Window]
+    tombstone: Tombstone | None
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    scanned: int
+
+    @property
+    def caught_up(self) -> bool:
+        return self.next_from_seq == self.head_seq
+
+    @property
+    def empty(self) -> bool:
+        """Nothing to tell: a long-poll may wait."""
+        return self.caught_up and not self.windows and self.tombstone is None
+
+
+def plan(topic: Topic, query: Diff) -> Plan:
+    """What a diff at this instant answers. The caller has expired the topic."""
+    head = topic.head_seq
+    earliest = topic.earliest_seq
+    from_seq = query.from_seq
+    if from_seq > head:  # a cursor from another life of this name
+        tombstone: Tombstone | None = Tombstone(SEQ_BASE, head, RECREATED, 0)
+        start = earliest - 1
+    else:
+        tombstone = topic.gap_after(from_seq)
+        start = tombstone.gap_to if tombstone is not None else from_seq
+    windows, scanned, next_from = _select(topic, start, query)
+    return Plan(windows, tombstone, next_from, head, earliest, scanned)
+
+
+def _select(topic: Topic, start: int, query: Diff) -> tuple[list[Window], int, int]:
+    hole = topic.holes.after(start) if topic.holes.items else None
+    stop = hole.first if hole is not None else topic.head_seq + 1  # records below this may be delivered
+    windows: list[Window] = []
+    room, budget, scanned = query.limit, query.batch_bytes, 0
+    last = start
+    chunks = topic.chunks
+    for index in range(bisect_right(chunks, start, key=lambda chunk: chunk.last_seq), len(chunks)):
+        chunk = chunks[index]
+        if chunk.first_seq >= stop:
+            break
+        if not chunk.live:
+            continue
+        low = max(0, start + 1 - chunk.first_seq)
+        high = min(len(chunk), stop - chunk.first_seq)
+        high, taken, size = _fit(chunk, low, high, room, budget, first=not windows)
+        if taken:
+            windows.append(Window(chunk, chunk.block, chunk.dead, low, high))
+            room -= taken
+            budget -= size
+            scanned += high - low
+            last = chunk.first_seq + high - 1
+        if not room or chunk.first_seq + high < min(stop, chunk.last_seq + 1):
+            return windows, scanned, _settle(topic, last, stop)
+    return windows, scanned, stop - 1
+
+
+def _settle(topic: Topic, last: int, stop: int) -> int:
+    """The cursor after a full window: past trailing dead records when nothing live follows before `stop`."""
+    return stop - 1 if topic.next_live(last) >= stop else last
+
+
+def _fit(chunk: Chunk, low: int, high: int, room: int, budget: int, *, first: bool) -> tuple[int, int, int]:
+    """(end, live records, bytes) of the longest run from `low` within room and budget; one record if `first`."""
+    if not chunk.dead and low == 0 and high == len(chunk) and high <= room and chunk.live_bytes <= budget:
+        return high, high, chunk.live_bytes
+    taken = size = 0
+    dead, sizes = chunk.dead, chunk.sizes
+    for index in range(low, high):
+        if dead >> index & 1:
+            continue
+        if taken == room or (size + sizes[index] > budget and not (first and not taken)):
+            return index, taken, size
+        taken += 1
+        size += sizes[index]
+    return high, taken, size
+
+
+# --- rendering ----------------------------------------------------------------------------------------------------
+
+
+def render(windows: list[Window], query: Diff, *, filter_nodes: bool) -> list[Buffer]:
+    """The records' texts, to be joined by commas. Every window's block is present."""
+    pieces: list[Buffer] = []
+    nodes = query.nodes if filter_nodes else frozenset()
+    for window in windows:
+        assert window.block is not None
+        pieces.extend(_pieces(window.block, window, query, nodes))
+    return pieces
+
+
+def _pieces(block: Block, window: Window, query: Diff, nodes: frozenset[bytes]) -> Iterator[Buffer]:
+    hidden = {i + 1 for i, node in enumerate(block.nodes) if node in nodes} if nodes and block.nodes else set()
+    whole = (
+        query.include_data
+        and (query.include_meta or not any(block.meta_lens))
+        and not (query.include_tags and block.tags)
+    )
+    for low, high in _runs(block, window, hidden):
+        if whole:
+            yield memoryview(block.text)[block.start(low) : block.ends[high - 1]].tobytes()
+        else:
+            for index in range(low, high):
+                yield _view(block, index, query)
+
+
+def _runs(block: Block, window: Window, hidden: set[int]) -> Iterator[tuple[int, int]]:
+    """Runs of consecutive records to deliver."""
+    if not window.dead and not hidden:
+        yield window.low, window.high
+        return
+    start = None
+    for index in range(window.low, window.high):
+        if window.dead >> index & 1 or block.node_ids[index] in hidden:
+            if start is not None:
+                yield start, index
+                start = None
+        elif start is None:
+            start = index
+    if start is not None:
+        yield start, window.high
+
+
+def _view(block: Block, index: int, query: Diff) -> bytes:
+    """One record with its tag spliced in, or without meta or data."""
+    start, end = block.start(index), block.ends[index]
+    text = block.text
+    data_at = start + block.data_offs[index]
+    meta_len = block.meta_lens[index]
+    meta_at = end - 1 - (len(b',"meta":') + meta_len if meta_len else 0)
+    parts: list[Buffer] = [text[start:data_at]]
+    if query.include_tags:
+        tag = block.tag(index)
+        if tag:
+            parts += (b',"$tag":', tag)
+    if query.include_data:
+        parts.append(text[data_at:meta_at])
+    if query.include_meta:
+        parts.append(text[meta_at : end - 1])
+    parts.append(b"}")
+    return b"".join(parts)

@@ -1,0 +1,204 @@
+"""The events of a shard: what is logged is what is applied, when it happens and when it is replayed.
+
+An event is one WAL frame: a kind and a body. `Appended` is laid out by hand because it is the hot one; the rest are
+msgpack arrays.
+
+Appended body: topic id u64, epoch u64, ts u64, first_seq u64, n u32, key length u8 (0 or 16), flags u8, blocks u16,
+then the key's digest, then the blocks' bodies one after another (see block.py).
+"""
+
+import struct
+from typing import Any
+
+import msgpack
+import msgspec
+
+from topics.core.block import BadBlock, Block, decode_block, encode_body
+from topics.core.config import TopicConfig, from_wire, to_wire
+from topics.core.ranges import SeqRanges
+
+CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH = range(1, 10)
+_APPENDED = struct.Struct("<QQQQIBBH")
+_LENGTH = struct.Struct("<I")
+
+
+class BadEvent(ValueError):
+    """A frame whose checksum holds but whose body is not an event of this version."""
+
+
+class TopicCreated(msgspec.Struct, frozen=True):
+    topic_id: int
+    name: str
+    epoch: int
+    config: TopicConfig
+    ts: int
+    ceiling: int
+    slot: int
+
+
+class TopicUpdated(msgspec.Struct, frozen=True):
+    topic_id: int
+    config: TopicConfig
+    ts: int
+
+
+class TopicRemoved(msgspec.Struct, frozen=True):
+    topic_id: int
+
+
+class Appended(msgspec.Struct, frozen=True):
+    topic_id: int
+    epoch: int
+    ts: int
+    first_seq: int
+    count: int
+    key: bytes  # digest of the idempotency key, or empty
+    blocks: list[Block]
+
+
+class RecordsDeleted(msgspec.Struct, frozen=True):
+    """Everything below `before_seq` (0: nothing by position) and the seqs in `ranges` (a match, already resolved)."""
+
+    topic_id: int
+    before_seq: int
+    ranges: SeqRanges | None
+
+
+class CeilingReserved(msgspec.Struct, frozen=True):
+    """No seq above `ceiling` is acked before another reservation is durable."""
+
+    topic_id: int
+    ceiling: int
+
+
+class RangeLost(msgspec.Struct, frozen=True):
+    """Recovery found that [first, last] was acked and is gone. An empty range (first > last) only sets the epoch."""
+
+    topic_id: int
+    first: int
+    last: int
+    reason: str
+    epoch: int
+
+
+class WentIdle(msgspec.Struct, frozen=True):
+    """Everything acked so far is durable, and the next write is gated: a log that ends here has lost nothing."""
+
+
+class CreatedAndAppended(msgspec.Struct, frozen=True):
+    """A write that made its topic: both or neither."""
+
+    created: TopicCreated
+    appended: Appended
+
+
+Event = (
+    TopicCreated | TopicUpdated | TopicRemoved | Appended | RecordsDeleted | CeilingReserved | RangeLost | WentIdle
+    | CreatedAndAppended
+)  # fmt: skip
+
+
+def encode_event(event: Event) -> tuple[int, list[bytes]]:
+    """The frame's kind and the parts of its body."""
+    if type(event) is Appended:
+        return APPENDED, _encode_appended(event)
+    if type(event) is RecordsDeleted:
+        ranges = event.ranges.encode() if event.ranges is not None else None
+        return DELETED, [_pack([event.topic_id, event.before_seq, ranges])]
+    if type(event) is CreatedAndAppended:
+        created = _encode_created(event.created)
+        return BOTH, [_LENGTH.pack(len(created)), created, *_encode_appended(event.appended)]
+    if type(event) is TopicCreated:
+        return CREATED, [_encode_created(event)]
+    if type(event) is TopicUpdated:
+        return UPDATED, [_pack([event.topic_id, to_wire(event.config), event.ts])]
+    if type(event) is TopicRemoved:
+        return REMOVED, [_pack([event.topic_id])]
+    if type(event) is CeilingReserved:
+        return RESERVED, [_pack([event.topic_id, event.ceiling])]
+    if type(event) is RangeLost:
+        return LOST, [_pack([event.topic_id, event.first, event.last, event.reason, event.epoch])]
+    assert type(event) is WentIdle
+    return IDLE, []
+
+
+def decode_event(kind: int, body: bytes | memoryview) -> Event:
+    """The event of a frame; BadEvent for anything this version does not know."""
+    try:
+        return _decode(kind, body)
+    except BadEvent:
+        raise
+    except (ValueError, TypeError, IndexError, KeyError, struct.error, msgpack.UnpackException) as error:
+        raise BadEvent(f"event of kind {kind} cannot be read: {error}") from error
+
+
+def _decode(kind: int, body: bytes | memoryview) -> Event:
+    if kind == APPENDED:
+        return _decode_appended(memoryview(body))
+    if kind == BOTH:
+        (length,) = _LENGTH.unpack_from(body)
+        view = memoryview(body)
+        created = _decode_created(_unpack(view[4 : 4 + length]))
+        return CreatedAndAppended(created, _decode_appended(view[4 + length :]))
+    if kind == IDLE:
+        return WentIdle()
+    fields = _unpack(body)
+    if kind == CREATED:
+        return _decode_created(fields)
+    if kind == UPDATED:
+        return TopicUpdated(fields[0], from_wire(fields[1]), fields[2])
+    if kind == REMOVED:
+        return TopicRemoved(fields[0])
+    if kind == DELETED:
+        ranges = SeqRanges.decode(fields[2]) if fields[2] is not None else None
+        return RecordsDeleted(fields[0], fields[1], ranges)
+    if kind == RESERVED:
+        return CeilingReserved(fields[0], fields[1])
+    if kind == LOST:
+        return RangeLost(*fields[:5])
+    raise BadEvent(f"event kind {kind} is not known")
+
+
+def _encode_created(event: TopicCreated) -> bytes:
+    fields = [event.topic_id, event.name, event.epoch, to_wire(event.config), event.ts, event.ceiling, event.slot]
+    return _pack(fields)
+
+
+def _decode_created(fields: list[Any]) -> TopicCreated:
+    return TopicCreated(fields[0], fields[1], fields[2], from_wire(fields[3]), fields[4], fields[5], fields[6])
+
+
+def _encode_appended(event: Appended) -> list[bytes]:
+    head = _APPENDED.pack(
+        event.topic_id, event.epoch, event.ts, event.first_seq, event.count, len(event.key), 0, len(event.blocks)
+    )
+    return [head, event.key, *[encode_body(block, event.topic_id, event.epoch) for block in event.blocks]]
+
+
+def _decode_appended(view: memoryview) -> Appended:
+    topic_id, epoch, ts, first_seq, count, key_len, _flags, block_count = _APPENDED.unpack_from(view)
+    at = _APPENDED.size + key_len
+    key = bytes(view[_APPENDED.size : at])
+    blocks = []
+    for _ in range(block_count):
+        try:
+            block, head = decode_block(view, at)
+        except BadBlock as error:
+            raise BadEvent(str(error)) from error
+        blocks.append(block)
+        at += head.frame_len
+    if sum(map(len, blocks)) != count or not blocks or blocks[0].first_seq != first_seq:
+        raise BadEvent("the blocks of an append do not add up")
+    return Appended(topic_id, epoch, ts, first_seq, count, key, blocks)
+
+
+def _pack(fields: list[Any]) -> bytes:
+    packed: bytes = msgpack.packb(fields, use_bin_type=True)
+    return packed
+
+
+def _unpack(body: bytes | memoryview) -> list[Any]:
+    fields = msgpack.unpackb(body, raw=False, strict_map_key=False)
+    if not isinstance(fields, list):
+        raise BadEvent("an event body must be an array")
+    return fields

@@ -1,0 +1,34 @@
+"""The names of topics and routers: which are allowed, and the refusal that states the rule.
+
+A name is compared byte for byte; it is never folded, trimmed or normalised. Names are plain ASCII, so characters and
+bytes are the same count.
+"""
+
+import re
+
+from topics.errors import invalid
+from topics.limits import NAME_MAX
+
+_TOPIC = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{NAME_MAX - 1}}}")
+_ROUTER = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:>-]{{0,{NAME_MAX - 1}}}")
+
+TOPIC_RULE = f"1 to {NAME_MAX} characters of A-Z a-z 0-9 . _ : - and starts with a letter or a digit"
+ROUTER_RULE = f"1 to {NAME_MAX} characters of A-Z a-z 0-9 . _ : - > and starts with a letter or a digit"
+
+
+def is_topic_name(name: str) -> bool:
+    return _TOPIC.fullmatch(name) is not None
+
+
+def check_topic_name(name: str) -> str:
+    """The name itself, or `invalid_request`. The refused name is not echoed: it may be long or not even text."""
+    if not is_topic_name(name):
+        raise invalid(f"a topic name has {TOPIC_RULE}", field="topic")
+    return name
+
+
+def check_router_name(name: str) -> str:
+    """As for topics, with `>` allowed, so that `orders->audit` is a name."""
+    if _ROUTER.fullmatch(name) is None:
+        raise invalid(f"a router name has {ROUTER_RULE}", field="router")
+    return name

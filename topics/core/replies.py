@@ -1,0 +1,132 @@
+"""Reply bodies: JSON objects without their closing brace.
+
+The gateway closes an object after it has added `performance`, so these are "open" fragments. `close` is for callers
+that have nothing to add.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from topics.core import priority
+from topics.core.config import to_json
+from topics.core.diff import Buffer, Plan
+from topics.core.loss import Tombstone
+from topics.core.requests import quoted
+from topics.core.topic import Topic
+
+_encode = msgspec.json.Encoder().encode
+
+
+def close(fragment: bytes) -> bytes:
+    return fragment + b"}"
+
+
+def opened(fields: Mapping[str, Any]) -> bytes:
+    return _encode(fields)[:-1]
+
+
+def effective_priority(topic: Topic, now_ms: int) -> int:
+    config = topic.config
+    return priority.effective(config.priority, config.auto_priority, topic.last_read_ms, now_ms)
+
+
+def topic_config(topic: Topic, *, created: bool) -> bytes:
+    return b'{"topic":%b,"created":%b,"config":%b' % (
+        quoted(topic.name),
+        b"true" if created else b"false",
+        to_json(topic.config),
+    )
+
+
+def topic_state(topic: Topic, now_ms: int) -> bytes:
+    return b'{"topic":%b,"type":"%b","head_seq":%d,"earliest_seq":%d,"next_seq":%d,"count":%d,"bytes":%d,' % (
+        quoted(topic.name),
+        topic.config.type.encode(),
+        topic.head_seq,
+        topic.earliest_seq,
+        topic.head_seq + 1,
+        topic.count,
+        topic.bytes,
+    ) + b'"config":%b,"effective_priority":%d,"last_write_ts":%b,"last_read_ts":%b' % (
+        to_json(topic.config),
+        effective_priority(topic, now_ms),
+        _or_null(topic.last_write_ms),
+        _or_null(topic.last_read_ms),
+    )
+
+
+def topic_summary(topic: Topic, now_ms: int) -> bytes:
+    """One entry of a list, complete."""
+    return (
+        b'{"topic":%b,"head_seq":%d,"earliest_seq":%d,"count":%d,"bytes":%d,"durable":%b,"effective_priority":%d}'
+        % (
+            quoted(topic.name),
+            topic.head_seq,
+            topic.earliest_seq,
+            topic.count,
+            topic.bytes,
+            b"true" if topic.config.durable else b"false",
+            effective_priority(topic, now_ms),
+        )
+    )
+
+
+def appended(
+    name: str, first_seq: int, count: int, head_seq: int, *, created: bool, deduped: bool, return_seqs: bool
+) -> bytes:
+    seqs = b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, first_seq + count)]) if return_seqs else b""
+    return b'{"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b' % (
+        quoted(name),
+        first_seq,
+        first_seq + count - 1,
+        seqs,
+        head_seq,
+        count,
+        b"true" if created else b"false",
+        b"true" if deduped else b"false",
+    )
+
+
+def deleted(topic: Topic, count: int) -> bytes:
+    return b'{"topic":%b,"deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d' % (
+        quoted(topic.name),
+        count,
+        topic.earliest_seq,
+        topic.head_seq,
+        topic.count,
+        topic.bytes,
+    )
+
+
+def difference(name: str, plan: Plan, pieces: list[Buffer]) -> list[Buffer]:
+    """The diff reply as buffers, so that record texts are never copied into one."""
+    out: list[Buffer] = [b'{"topic":%b,"records":[' % quoted(name)]
+    for index, piece in enumerate(pieces):
+        if index:
+            out.append(b",")
+        out.append(piece)
+    out.append(
+        b'],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'
+        % (
+            plan.next_from_seq,
+            plan.head_seq,
+            plan.earliest_seq,
+            b"true" if plan.caught_up else b"false",
+            tombstone(plan.tombstone, plan) if plan.tombstone is not None else b"null",
+            plan.head_seq - plan.next_from_seq,
+        )
+    )
+    return out
+
+
+def tombstone(gap: Tombstone, plan: Plan) -> bytes:
+    return (
+        b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
+        % (gap.gap_from, gap.gap_to, gap.reason.encode(), gap.missed, plan.earliest_seq, plan.head_seq)
+    )
+
+
+def _or_null(value: int | None) -> bytes:
+    return b"null" if value is None else b"%d" % value

@@ -1,0 +1,233 @@
+"""Request bodies: decoded once, typed, with `data` and `meta` kept as the bytes the client sent.
+
+Bytes in, frozen values out; every rule about shape and size that does not need a topic's state is checked here.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from topics import errors, limits
+from topics.core.config import ConfigPatch, parse_config
+from topics.core.match import TagMatch, parse_match
+from topics.errors import TopicsError, invalid
+from topics.limits import Limits
+
+U64_MAX = 2**64 - 1
+ROUTER_STAMP = b"_topics_router"
+_NO_RAW = msgspec.Raw(b"")
+
+
+class RecordIn(msgspec.Struct, frozen=True, gc=False):
+    """One record as the client wrote it."""
+
+    data: msgspec.Raw
+    tag: str | None = None
+    node: str | None = None
+    meta: msgspec.Raw = _NO_RAW
+
+
+class _AppendBody(msgspec.Struct, frozen=True):
+    records: list[RecordIn]
+    node: str | None = None
+    idempotency_key: str | None = None
+    create: bool | None = None
+    config: msgspec.Raw = _NO_RAW
+    disable_backpressure: bool = False
+
+
+class _DiffBody(msgspec.Struct, frozen=True):
+    from_seq: int = 0
+    limit: int = 0
+    node: str | list[str] | None = None
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    wait_ms: int = 0
+    max_batch_bytes: int = 0
+
+
+class _DeleteBody(msgspec.Struct, frozen=True):
+    before_seq: int | None = None
+    match: msgspec.Raw = _NO_RAW
+
+
+class Append(msgspec.Struct, frozen=True):
+    """A checked append request."""
+
+    records: Sequence[RecordIn]
+    node: str | None
+    key: str | None
+    create: bool | None
+    config: ConfigPatch | None
+    disable_backpressure: bool
+
+
+class Diff(msgspec.Struct, frozen=True):
+    """A checked diff request; limits are clamped, nodes are the quoted form that blocks keep."""
+
+    from_seq: int = 0
+    limit: int = limits.DIFF_LIMIT_DEFAULT
+    nodes: frozenset[bytes] = frozenset()
+    include_tags: bool = False
+    include_meta: bool = True
+    include_data: bool = True
+    wait_ms: int = 0
+    batch_bytes: int = limits.BATCH_BYTES_DEFAULT
+
+
+class Delete(msgspec.Struct, frozen=True):
+    before_seq: int | None
+    match: TagMatch | None
+
+
+_append = msgspec.json.Decoder(_AppendBody)
+_diff = msgspec.json.Decoder(_DiffBody)
+_delete = msgspec.json.Decoder(_DeleteBody)
+_meta = msgspec.json.Decoder(dict[str, str])
+_any = msgspec.json.Decoder()
+_quote = msgspec.json.Encoder().encode
+
+
+def quoted(text: str) -> bytes:
+    """A string as it stands in JSON, quotes included: the one form in which blocks keep tags and nodes."""
+    return _quote(text)
+
+
+def decode_append(body: bytes | memoryview, topic: str, bounds: Limits, *, header_key: str | None = None) -> Append:
+    """Check an append body against every limit that needs no topic state."""
+    parsed: _AppendBody = _decode(_append, body, bounds)
+    records = parsed.records
+    if not records:
+        raise invalid("records must hold at least one record", field="records")
+    if len(records) > bounds.batch_records:
+        raise TopicsError(
+            errors.BATCH_TOO_LARGE,
+            f"{len(records)} records in one write; the limit is {bounds.batch_records}. Split the batch.",
+            {"records": len(records), "max": bounds.batch_records},
+        )
+    for index, record in enumerate(records):
+        _check_record(index, record, bounds)
+    if parsed.node is not None:
+        _check_node(parsed.node, "node", bounds)
+    key = parsed.idempotency_key if parsed.idempotency_key is not None else header_key
+    if key is not None and not 1 <= len(key) <= limits.IDEMPOTENCY_KEY_MAX:
+        raise invalid(
+            f"idempotency_key must have 1 to {limits.IDEMPOTENCY_KEY_MAX} characters", field="idempotency_key"
+        )
+    config = parse_config(bytes(parsed.config), topic) if _given(parsed.config) else None
+    return Append(records, parsed.node, key, parsed.create, config, parsed.disable_backpressure)
+
+
+def _check_record(index: int, record: RecordIn, bounds: Limits) -> None:
+    size = len(record.data)
+    if record.meta is not _NO_RAW:
+        size += _check_meta(index, bytes(record.meta), bounds)
+    if size > bounds.record_bytes:
+        raise TopicsError(
+            errors.RECORD_TOO_LARGE,
+            f"records[{index}]: data + meta are {size} bytes; the limit is {bounds.record_bytes}",
+            {"index": index, "bytes": size, "max": bounds.record_bytes},
+        )
+    if record.tag is not None and len(record.tag) * 4 > bounds.tag_bytes:  # cheap bound before the exact one
+        tag_bytes = len(record.tag.encode())
+        if tag_bytes > bounds.tag_bytes:
+            raise invalid(
+                f"records[{index}].tag is {tag_bytes} bytes; the limit is {bounds.tag_bytes}", index=index, field="tag"
+            )
+    if record.node is not None:
+        _check_node(record.node, f"records[{index}].node", bounds)
+
+
+def _check_meta(index: int, raw: bytes, bounds: Limits) -> int:
+    """The bytes this meta counts for; null is the same as absent."""
+    if raw == b"null":
+        return 0
+    where = f"records[{index}].meta"
+    if len(raw) > bounds.meta_bytes:
+        raise invalid(f"{where} is {len(raw)} bytes; the limit is {bounds.meta_bytes}", index=index, field="meta")
+    try:
+        pairs = _meta.decode(raw)
+    except msgspec.DecodeError as error:
+        raise invalid(f"{where} must be an object of strings: {error}", index=index, field="meta") from None
+    if len(pairs) > limits.META_KEYS_MAX:
+        raise invalid(f"{where} has {len(pairs)} keys; the limit is {limits.META_KEYS_MAX}", index=index, field="meta")
+    if ROUTER_STAMP.decode() in pairs:
+        raise invalid(f"{where}.{ROUTER_STAMP.decode()} is reserved for routers", index=index, field="meta")
+    return len(raw)
+
+
+def _check_node(node: str, where: str, bounds: Limits) -> None:
+    if len(node) * 4 > bounds.node_bytes and len(node.encode()) > bounds.node_bytes:
+        raise invalid(f"{where} is {len(node.encode())} bytes; the limit is {bounds.node_bytes}", field="node")
+
+
+def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
+    """An empty body means all defaults. Values above a maximum are clamped, wrong types are refused."""
+    if not body:
+        return Diff()
+    parsed: _DiffBody = _decode(_diff, body, bounds)
+    for name in ("from_seq", "limit", "wait_ms", "max_batch_bytes"):
+        if not 0 <= getattr(parsed, name) <= U64_MAX:
+            raise invalid(f"{name} must be a whole number from 0 to 2^64-1", field=name)
+    names = [parsed.node] if isinstance(parsed.node, str) else parsed.node or []
+    if len(names) > limits.NODE_FILTER_MAX:
+        raise invalid(f"node names {len(names)} nodes; the limit is {limits.NODE_FILTER_MAX}", field="node")
+    return Diff(
+        from_seq=parsed.from_seq,
+        limit=min(parsed.limit or limits.DIFF_LIMIT_DEFAULT, limits.DIFF_LIMIT_MAX),
+        nodes=frozenset(quoted(name) for name in names),
+        include_tags=parsed.include_tags,
+        include_meta=parsed.include_meta,
+        include_data=parsed.include_data,
+        wait_ms=min(parsed.wait_ms, limits.DIFF_WAIT_MS_MAX),
+        batch_bytes=min(parsed.max_batch_bytes or limits.BATCH_BYTES_DEFAULT, limits.BATCH_BYTES_MAX),
+    )
+
+
+def decode_delete(body: bytes | memoryview, bounds: Limits) -> Delete:
+    parsed: _DeleteBody = _decode(_delete, body, bounds)
+    match = parse_match(_any.decode(parsed.match)) if _given(parsed.match) else None
+    if parsed.before_seq is None and match is None:
+        raise invalid("give before_seq, match or both: a delete must say what to remove")
+    if parsed.before_seq is not None and not 0 <= parsed.before_seq <= U64_MAX:
+        raise invalid("before_seq must be a whole number from 0 to 2^64-1", field="before_seq")
+    return Delete(parsed.before_seq, match)
+
+
+def _given(raw: msgspec.Raw) -> bool:
+    return raw is not _NO_RAW and bytes(raw) != b"null"
+
+
+def _decode(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview, bounds: Limits) -> Any:
+    if len(body) > bounds.body_bytes:
+        raise TopicsError(
+            errors.PAYLOAD_TOO_LARGE,
+            f"the body is {len(body)} bytes; the limit is {bounds.body_bytes}",
+            {"bytes": len(body), "max": bounds.body_bytes},
+        )
+    try:
+        # msgspec's Raw takes over invalid UTF-8 unseen, and one such record would poison every reader.
+        str(body, "utf-8")
+        return decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise invalid(f"the body is not valid UTF-8 at byte {error.start}") from None
+    except msgspec.ValidationError as error:
+        raise invalid(_friendly(str(error))) from None
+    except msgspec.DecodeError as error:
+        raise invalid(f"the body is not valid JSON: {error}") from None
+    except RecursionError:
+        raise invalid("the body is nested too deeply") from None
+
+
+_AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$")
+
+
+def _friendly(message: str) -> str:
+    """msgspec's message with the path first: "records[0].tag: expected `str | null`, got `int`"."""
+    found = _AT.match(message)
+    if not found or not found["path"]:
+        return message
+    return f"{found['path']}: {found['what'][0].lower()}{found['what'][1:]}"

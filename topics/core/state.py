@@ -1,0 +1,246 @@
+"""A shard's state: its topics, and the two functions everything goes through.
+
+`decide_…` looks at the state and either refuses (TopicsError) or returns the event to log; it changes nothing.
+`apply` changes the state by an event and never refuses; it runs when an event happens and when it is replayed.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from sortedcontainers import SortedList
+
+from topics import errors, limits
+from topics.core import config as configs
+from topics.core.block import Block
+from topics.core.config import ConfigPatch, TopicConfig
+from topics.core.events import (
+    Appended,
+    CeilingReserved,
+    CreatedAndAppended,
+    Event,
+    RangeLost,
+    RecordsDeleted,
+    TopicCreated,
+    TopicRemoved,
+    TopicUpdated,
+    WentIdle,
+)
+from topics.core.idempotency import KeyWindow, Remembered, digest_key
+from topics.core.loss import CORRUPT, CRASH
+from topics.core.render import render_blocks
+from topics.core.requests import Append
+from topics.core.topic import Topic
+from topics.errors import TopicsError, topic_not_found
+
+
+class ShardState:
+    """Everything the events of one shard add up to."""
+
+    def __init__(self) -> None:
+        self.topics: dict[str, Topic] = {}
+        self.by_id: dict[int, Topic] = {}
+        self.names: SortedList[str] = SortedList()
+        self.next_topic_id = 1
+        self.next_epoch = 1
+        self.next_slot = 1  # cell 0 of the head register holds the boot mark
+        self.free_slots: list[int] = []
+        self.keys = 0
+        self.now_ms = 0
+        self.damaged = False  # the log that is being replayed had a corrupt stretch
+
+    def find(self, name: str) -> Topic:
+        topic = self.topics.get(name)
+        if topic is None or not topic.published:
+            raise topic_not_found(name)
+        return topic
+
+    def take_slot(self) -> int:
+        if self.free_slots:
+            return self.free_slots.pop()
+        self.next_slot += 1
+        return self.next_slot - 1
+
+    def names_after(self, after: str, prefix: str) -> Iterator[str]:
+        """Names above `after` that begin with `prefix`, ascending."""
+        low = max(after, prefix)
+        for name in self.names.irange(minimum=low, inclusive=(low != after, True)):
+            if not name.startswith(prefix):
+                return
+            yield name
+
+
+# --- deciding -----------------------------------------------------------------------------------------------------
+
+
+def decide_create(state: ShardState, name: str, config: TopicConfig, now_ms: int) -> TopicCreated:
+    ceiling = limits.CEILING_AHEAD if config.durability == "disk" else 0
+    return TopicCreated(state.next_topic_id, name, state.next_epoch, config, now_ms, ceiling, state.take_slot())
+
+
+def decide_update(topic: Topic, patch: ConfigPatch, now_ms: int) -> TopicUpdated | None:
+    """None if the patch changes nothing."""
+    merged = configs.merge(topic.config, patch, topic.name)
+    return None if merged is topic.config else TopicUpdated(topic.id, merged, now_ms)
+
+
+def config_of_new(name: str, request: Append) -> TopicConfig:
+    """The configuration a write gives the topic it creates; refuses if the write may not create it."""
+    patch = request.config if request.config is not None else ConfigPatch({})
+    config = configs.merge(None, patch, name)
+    if request.create is False or (request.create is None and not config.auto_create):
+        raise topic_not_found(name)
+    return config
+
+
+def find_key(topic: Topic, request: Append, now_ms: int) -> Remembered | None:
+    """The earlier write with the same idempotency key, if its window is still open."""
+    if request.key is None or topic.keys is None:
+        return None
+    return topic.keys.find(digest_key(request.key), now_ms, topic.config.idempotency_window_ms)
+
+
+def decide_append(
+    state: ShardState, topic: Topic, request: Append, now_ms: int, blocks: list[Block] | None = None
+) -> Appended:
+    """The write as one event. Refuses before any seq is taken. `blocks` if they are rendered already."""
+    key = digest_key(request.key) if request.key is not None else b""
+    if key and state.keys >= limits.IDEMPOTENCY_KEYS_MAX:
+        raise TopicsError(
+            errors.THROTTLED,
+            "too many idempotency keys are remembered; retry later or shorten idempotency_window_ms",
+            {"limit": "idempotency_keys", "max": limits.IDEMPOTENCY_KEYS_MAX, "retry_after_ms": 1000},
+        )
+    ts = blocks[0].base_ts if blocks is not None else max(now_ms, topic.last_ts)
+    if blocks is None:
+        blocks = render_blocks(request.records, request.node, topic.next_seq, ts)
+    assert blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts
+    if topic.config.discard == "reject":
+        _check_room(topic, len(request.records), sum(sum(block.sizes()) for block in blocks))
+    return Appended(topic.id, topic.epoch, ts, topic.next_seq, len(request.records), key, blocks)
+
+
+def _check_room(topic: Topic, records: int, size: int) -> None:
+    """discard:"reject": the whole write fits or none of it is taken."""
+    config = topic.config
+    detail = {
+        "topic": topic.name,
+        "cap_records": config.cap_records,
+        "cap_bytes": config.cap_bytes,
+        "head_seq": topic.head_seq,
+        "earliest_seq": topic.earliest_seq,
+    }
+    for cap, need, held, what in (
+        (config.cap_records, records, topic.count + topic.pending_records, "records"),
+        (config.cap_bytes, size, topic.bytes + topic.pending_bytes, "bytes"),
+    ):
+        if cap and need > cap:
+            raise TopicsError(
+                errors.RECORD_TOO_LARGE,
+                f"this write alone has {need} {what}; the topic's cap_{what} is {cap}, so it can never fit",
+                detail,
+            )
+        if cap and held + need > cap:
+            raise TopicsError(
+                errors.TOPIC_FULL,
+                f'topic "{topic.name}" is full: it holds {held} of {cap} {what}. Retry when records have been deleted.',
+                detail,
+            )
+
+
+# --- applying -----------------------------------------------------------------------------------------------------
+
+
+def apply(state: ShardState, event: Event, lsn: int) -> Any:
+    """Change the state by one event. The result is what the event did: a topic, a count, or nothing."""
+    if type(event) is Appended:
+        return _apply_appended(state, event, lsn)
+    if type(event) is CreatedAndAppended:
+        _apply_created(state, event.created, lsn)
+        return _apply_appended(state, event.appended, lsn)
+    if type(event) is TopicCreated:
+        return _apply_created(state, event, lsn)
+    if isinstance(event, WentIdle | TopicCreated | CreatedAndAppended):
+        return None
+    topic = state.by_id.get(event.topic_id)
+    if topic is not None and type(event) is CeilingReserved:  # outside the topic's order: only ever raises
+        topic.ceiling = max(topic.ceiling, event.ceiling)
+        topic.reserved = max(topic.reserved, event.ceiling)
+        return None
+    if topic is None or lsn <= topic.applied_lsn:
+        return None
+    topic.applied_lsn = lsn
+    if type(event) is RecordsDeleted:
+        return topic.delete(event.before_seq, event.ranges)
+    if type(event) is TopicUpdated:
+        return _apply_updated(topic, event)
+    if type(event) is TopicRemoved:
+        return _apply_removed(state, topic)
+    assert type(event) is RangeLost
+    return _apply_lost(state, topic, event)
+
+
+def _apply_created(state: ShardState, event: TopicCreated, lsn: int) -> Topic:
+    known = state.by_id.get(event.topic_id)
+    if known is not None:
+        return known
+    topic = Topic(event.topic_id, event.name, event.epoch, event.config)
+    topic.applied_lsn = lsn - 1  # the append that may share this frame has the same position
+    topic.ceiling = topic.reserved = event.ceiling
+    topic.slot = event.slot
+    topic.last_ts = event.ts
+    state.topics[event.name] = topic
+    state.by_id[event.topic_id] = topic
+    state.names.add(event.name)
+    state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
+    state.next_epoch = max(state.next_epoch, event.epoch + 1)
+    state.next_slot = max(state.next_slot, event.slot + 1)
+    return topic
+
+
+def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | None:
+    topic = state.by_id.get(event.topic_id)
+    if topic is None or lsn <= topic.applied_lsn:
+        return topic
+    topic.applied_lsn = lsn
+    if event.first_seq > topic.head_seq + 1:  # only in replay: what lay between was not in the log
+        topic.lose(topic.head_seq + 1, event.first_seq - 1, CORRUPT if state.damaged else CRASH)
+    if event.first_seq <= topic.head_seq:
+        return topic
+    topic.append(event.blocks, event.ts)
+    state.now_ms = max(state.now_ms, event.ts)
+    if event.key:
+        if topic.keys is None:
+            topic.keys = KeyWindow()
+        state.keys += 1 - topic.keys.forget_before(event.ts - topic.config.idempotency_window_ms)
+        topic.keys.add(event.key, Remembered(event.first_seq, event.count, event.ts))
+    return topic
+
+
+def _apply_updated(topic: Topic, event: TopicUpdated) -> Topic:
+    topic.config = event.config
+    topic.expire(event.ts)
+    topic.enforce_caps()
+    return topic
+
+
+def _apply_removed(state: ShardState, topic: Topic) -> Topic:
+    topic.lose_all(CRASH)  # gives its files back; nobody reads this object again
+    topic.removing = True
+    topic.published = False
+    del state.by_id[topic.id]
+    if state.topics.get(topic.name) is topic:
+        del state.topics[topic.name]
+        state.names.remove(topic.name)
+    state.free_slots.append(topic.slot)
+    state.keys -= len(topic.keys) if topic.keys is not None else 0
+    return topic
+
+
+def _apply_lost(state: ShardState, topic: Topic, event: RangeLost) -> Topic:
+    topic.lose(event.first, event.last, event.reason)
+    topic.ceiling = topic.reserved = max(topic.ceiling, event.last)
+    if event.epoch:
+        topic.epoch = event.epoch
+        state.next_epoch = max(state.next_epoch, event.epoch + 1)
+    return topic
+

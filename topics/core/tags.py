@@ -1,0 +1,87 @@
+"""The tag index of records that are not in a segment yet: tag → seqs, exact by lookup, prefix by range scan.
+
+Tags are kept in their quoted JSON form, which is what blocks hold. Quoting works character by character, so the
+quoted prefix (without its closing quote) is a byte prefix of exactly the quoted tags it matches.
+
+The index is kept in generations: a checkpoint closes the current one and drops it when its records have reached
+files, where a sorted run takes its place.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from sortedcontainers import SortedDict
+
+from topics.core.block import Block
+from topics.core.match import TagMatch
+from topics.core.requests import quoted
+
+
+class Pattern:
+    """A tag predicate over quoted tags."""
+
+    __slots__ = ("exact", "prefix")
+
+    def __init__(self, match: TagMatch) -> None:
+        self.exact = quoted(match.value) if match.op == "Eq" else b""
+        self.prefix = b"" if self.exact else quoted(match.value)[:-1]
+
+    def matches(self, tag: bytes) -> bool:
+        return tag == self.exact if self.exact else tag.startswith(self.prefix)
+
+
+class TagGeneration:
+    """Tags of one stretch of the log. A plain dict until the first prefix query asks for order."""
+
+    __slots__ = ("_seqs",)
+
+    def __init__(self) -> None:
+        self._seqs: dict[bytes, list[int]] = {}
+
+    def add(self, block: Block) -> None:
+        seqs = self._seqs
+        start = 0
+        tags = bytes(block.tags)
+        for seq, end in enumerate(block.tag_ends, block.first_seq):
+            if end != start:
+                tag = tags[start:end]
+                found = seqs.get(tag)
+                if found is None:
+                    seqs[tag] = [seq]
+                else:
+                    found.append(seq)
+                start = end
+
+    def find(self, pattern: Pattern) -> Iterator[int]:
+        if pattern.exact:
+            yield from self._seqs.get(pattern.exact, ())
+            return
+        if not isinstance(self._seqs, SortedDict):
+            self._seqs = SortedDict(self._seqs)
+        ordered: Any = self._seqs
+        for tag in ordered.irange(minimum=pattern.prefix):
+            if not tag.startswith(pattern.prefix):
+                return
+            yield from self._seqs[tag]
+
+    def prune(self, pattern: Pattern, below: int) -> None:
+        """Forget matching entries below a seq: they were deleted."""
+        if pattern.exact:
+            tags: Iterable[bytes] = [pattern.exact] if pattern.exact in self._seqs else []
+        elif isinstance(self._seqs, SortedDict):
+            tags = []
+            for tag in self._seqs.irange(minimum=pattern.prefix):
+                if not tag.startswith(pattern.prefix):
+                    break
+                tags.append(tag)
+        else:
+            return
+        for tag in tags:
+            kept = [seq for seq in self._seqs[tag] if seq >= below]
+            if kept:
+                self._seqs[tag] = kept
+            else:
+                del self._seqs[tag]
+
+    def __len__(self) -> int:
+        return len(self._seqs)

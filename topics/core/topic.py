@@ -1,0 +1,349 @@
+"""One topic: its log as chunks, its two floors, and how events change it.
+
+Pure: no clock, no disk. `now_ms` comes in, and expiry is settled before anything is counted. The log holds applied
+records only, so `head_seq` is the published head; `next_seq` runs ahead of it while writes wait for their sync.
+
+Invariants: chunks are ascending and disjoint; every record below `delete_below` or the evicted ones is dead;
+count and bytes are those of the live records; evict_floor <= earliest_seq <= head_seq + 1.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterator
+
+from topics.core.block import Block
+from topics.core.chunk import Chunk
+from topics.core.config import TopicConfig
+from topics.core.idempotency import KeyWindow
+from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
+from topics.core.ranges import SeqRanges
+from topics.core.tags import Pattern, TagGeneration
+
+SEQ_BASE = 1
+
+
+def _last_seq(chunk: Chunk) -> int:
+    return chunk.last_seq
+
+
+class Topic:
+    __slots__ = (
+        "__weakref__",
+        "applied_lsn",
+        "bytes",
+        "ceiling",
+        "chunks",
+        "config",
+        "count",
+        "delete_below",
+        "dirty",
+        "epoch",
+        "evicted",
+        "flips",
+        "head_seq",
+        "held",
+        "holes",
+        "id",
+        "keys",
+        "last_read_ms",
+        "last_ts",
+        "last_write_ms",
+        "name",
+        "next_seq",
+        "parked",
+        "pending",
+        "pending_bytes",
+        "pending_keys",
+        "pending_records",
+        "published",
+        "removing",
+        "reserved",
+        "slot",
+        "tag_generations",
+        "waiters",
+    )  # fmt: skip
+
+    def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
+        self.id = topic_id
+        self.name = name
+        self.epoch = epoch
+        self.config = config
+        self.next_seq = SEQ_BASE
+        self.head_seq = SEQ_BASE - 1
+        self.last_ts = 0
+        self.count = 0
+        self.bytes = 0
+        self.chunks: list[Chunk] = []
+        self.evicted = Evicted()
+        self.holes = Holes()
+        self.delete_below = 0
+        self.keys: KeyWindow | None = None
+        self.tag_generations: list[tuple[int, TagGeneration]] = []  # (last seq it covers or 0 while open, index)
+        self.last_write_ms: int | None = None
+        self.last_read_ms: int | None = None
+        # Storage positions, kept here because they are per topic; the core only carries them.
+        self.applied_lsn = 0
+        self.ceiling = 0  # highest seq that may be acked before its own sync
+        self.reserved = 0  # the ceiling that is on its way to the log
+        self.slot = 0  # cell of the head register
+        self.dirty = False
+        self.flips: list[Chunk] | None = None  # stored chunks whose delete flags are behind
+        # Writes that are logged but not durable yet.
+        self.published = False
+        self.removing = False
+        self.pending = 0
+        self.pending_records = 0
+        self.pending_bytes = 0
+        self.pending_keys: dict[bytes, list[Callable[[], None]]] | None = None
+        self.parked: list[Callable[[], None]] | None = None
+        self.waiters: set[Callable[[], None]] | None = None  # long-polls; cost nothing until something changes
+        self.held: list[Callable[[], None]] | None = None  # commands behind a large write that is being rendered
+
+    # --- what readers see -----------------------------------------------------------------------------------------
+
+    @property
+    def earliest_seq(self) -> int:
+        """The first live seq, or head_seq + 1."""
+        return self.next_live(0)
+
+    @property
+    def evict_floor(self) -> int:
+        return self.evicted.floor
+
+    def next_live(self, seq: int) -> int:
+        """The first live seq above `seq`, or head_seq + 1."""
+        chunks = self.chunks
+        for index in range(bisect_right(chunks, seq, key=_last_seq) if seq else 0, len(chunks)):
+            chunk = chunks[index]
+            if not chunk.live:
+                continue
+            low = max(0, seq + 1 - chunk.first_seq)
+            alive = (~chunk.dead & ((1 << len(chunk.sizes)) - 1)) >> low
+            if alive:
+                return chunk.first_seq + low + (alive & -alive).bit_length() - 1
+        return self.head_seq + 1
+
+    def gap_after(self, from_seq: int) -> Tombstone | None:
+        """The tombstone a cursor at `from_seq` must be shown before anything else."""
+        if from_seq + 1 >= self.evicted.floor and not self.holes.items:
+            return None
+        return find_gap(self.evicted, self.holes, from_seq, self.next_live(from_seq))
+
+    # --- growing --------------------------------------------------------------------------------------------------
+
+    def append(self, blocks: list[Block], ts: int) -> None:
+        """Take committed records in, then bring the topic back within its caps."""
+        self.expire(ts)
+        for block in blocks:
+            self._push(block)
+        self.head_seq = blocks[-1].last_seq
+        self.next_seq = max(self.next_seq, self.head_seq + 1)
+        self.last_ts = max(self.last_ts, ts)
+        self.last_write_ms = self.last_ts
+        self.enforce_caps()
+
+    def _push(self, block: Block) -> None:
+        tail = self.chunks[-1] if self.chunks else None
+        self.count += len(block)
+        if block.tags:
+            self._index_tags(block)
+        if tail is not None and tail.open and tail.last_seq + 1 == block.first_seq and _takes(tail, block):
+            self.bytes += tail.extend(block)
+            return
+        if tail is not None:
+            tail.open = False
+        chunk = Chunk.of(block)
+        self.chunks.append(chunk)
+        self.bytes += chunk.live_bytes
+
+    def _index_tags(self, block: Block) -> None:
+        generations = self.tag_generations
+        if not generations or generations[-1][0]:
+            generations.append((0, TagGeneration()))
+        generations[-1][1].add(block)
+
+    def close_tags(self) -> None:
+        """End the current generation of the tag index at the head: a checkpoint is about to store these records."""
+        if self.tag_generations and not self.tag_generations[-1][0]:
+            self.tag_generations[-1] = (self.head_seq, self.tag_generations[-1][1])
+
+    def drop_tags(self, through_seq: int) -> None:
+        """Records up to `through_seq` are found by their files from now on."""
+        self.tag_generations = [(last, tags) for last, tags in self.tag_generations if not last or last > through_seq]
+
+    # --- shrinking ------------------------------------------------------------------------------------------------
+
+    def expire(self, now_ms: int) -> None:
+        """Let records whose time is over go. Amortised: each is looked at once."""
+        ttl = self.config.ttl_ms
+        if not ttl or not self.chunks:
+            return
+        oldest = now_ms - ttl  # expired: ts < oldest
+        while self.chunks:
+            chunk = self.chunks[0]
+            if chunk.base_ts + chunk.ts[0] >= oldest:
+                return
+            if chunk.last_ts < oldest:
+                self._evict(chunk, len(chunk), TTL)
+                continue
+            self._evict(chunk, bisect_left(chunk.ts, oldest - chunk.base_ts), TTL)
+            return
+
+    def enforce_caps(self) -> None:
+        """Evict the oldest live records until the topic is within both caps."""
+        cap_records, cap_bytes = self.config.cap_records, self.config.cap_bytes
+        if cap_records:
+            while self.count > cap_records:
+                chunk = self.chunks[0]
+                excess = self.count - cap_records
+                self._evict(chunk, len(chunk) if chunk.live <= excess else _index_of_live(chunk, excess) + 1, CAP)
+        if cap_bytes:
+            while self.bytes > cap_bytes:
+                chunk = self.chunks[0]
+                excess = self.bytes - cap_bytes
+                self._evict(chunk, len(chunk) if chunk.live_bytes <= excess else _index_of_bytes(chunk, excess) + 1, CAP)
+
+    def _evict(self, chunk: Chunk, high: int, reason: str) -> None:
+        """Lose the live records below index `high` of the front chunk, and the chunk itself when nothing is left."""
+        if chunk.live:
+            for low, end in _live_runs(chunk, high):
+                self.evicted.add(chunk.first_seq + low, chunk.first_seq + end - 1, reason)
+            self._kill(chunk, 0, high)
+        self._pop_dead_front()
+
+    def _kill(self, chunk: Chunk, low: int, high: int) -> int:
+        count, size = chunk.kill(low, high)
+        self.count -= count
+        self.bytes -= size
+        return count
+
+    def _pop_dead_front(self) -> None:
+        chunks = self.chunks
+        dead = 0
+        while dead < len(chunks) and not chunks[dead].live:
+            _release(chunks[dead])
+            dead += 1
+        if dead:
+            del chunks[:dead]
+
+    # --- deleting -------------------------------------------------------------------------------------------------
+
+    def delete(self, before_seq: int, ranges: SeqRanges | None) -> int:
+        """Remove live records below `before_seq` and in `ranges`; how many went. Never moves evict_floor."""
+        deleted = 0
+        if before_seq:
+            before_seq = min(before_seq, self.head_seq + 1)
+            self.delete_below = max(self.delete_below, before_seq)
+            for chunk in self.chunks:
+                if chunk.first_seq >= before_seq:
+                    break
+                deleted += self._kill(chunk, 0, min(len(chunk), before_seq - chunk.first_seq))
+        if ranges is not None:
+            for first, last in ranges:
+                deleted += self._delete_range(first, last)
+        self._pop_dead_front()
+        return deleted
+
+    def _delete_range(self, first: int, last: int) -> int:
+        deleted = 0
+        chunks = self.chunks
+        for index in range(bisect_left(chunks, first, key=_last_seq), len(chunks)):
+            chunk = chunks[index]
+            if chunk.first_seq > last:
+                break
+            low = max(0, first - chunk.first_seq)
+            count = self._kill(chunk, low, min(len(chunk), last - chunk.first_seq + 1))
+            if count and chunk.file is not None and not chunk.flags_dirty:
+                chunk.flags_dirty = True
+                self.flips = self.flips if self.flips is not None else []
+                self.flips.append(chunk)
+            deleted += count
+        return deleted
+
+    def prune(self) -> None:
+        """Forget chunks inside the log that have no live record left."""
+        for chunk in self.chunks:
+            if not chunk.live:
+                _release(chunk)
+        self.chunks = [chunk for chunk in self.chunks if chunk.live]
+
+    def find_tags(self, pattern: Pattern) -> Iterator[int]:
+        """Seqs of matching records that no segment covers yet; some may be dead."""
+        for _, generation in self.tag_generations:
+            yield from generation.find(pattern)
+
+    # --- losing ---------------------------------------------------------------------------------------------------
+
+    def lose(self, first: int, last: int, reason: str) -> None:
+        """[first, last] was acked and is gone; the head continues above it if it lay at the end."""
+        if first > last:
+            return
+        for chunk in self.chunks:
+            if chunk.first_seq <= last and chunk.last_seq >= first:
+                self._kill(chunk, max(0, first - chunk.first_seq), min(len(chunk), last - chunk.first_seq + 1))
+        self._pop_dead_front()
+        self.holes.add(first, last, reason)
+        self.head_seq = max(self.head_seq, last)
+        self.next_seq = max(self.next_seq, self.head_seq + 1)
+        if self.chunks:
+            self.chunks[-1].open = False
+
+    def lose_all(self, reason: str) -> None:
+        """A resident-only log after a restart: the head is known, the records are not."""
+        for chunk in self.chunks:
+            _release(chunk)
+        self.chunks = []
+        self.count = self.bytes = 0
+        self.tag_generations = []
+        floor = max(self.evicted.floor, self.delete_below, self.holes.items[-1].last + 1 if self.holes.items else 1)
+        self.lose(floor, self.head_seq, reason)
+
+
+def _release(chunk: Chunk) -> None:
+    chunk.gone = True
+    if chunk.file is not None:
+        chunk.file.chunks -= 1
+        chunk.file.live -= chunk.live
+
+
+def _takes(tail: Chunk, block: Block) -> bool:
+    return tail.block is not None and tail.block.takes(block)
+
+
+def _live_runs(chunk: Chunk, high: int) -> Iterator[tuple[int, int]]:
+    """Runs [low, end) of live records below index `high`."""
+    if not chunk.dead:
+        if high:
+            yield 0, high
+        return
+    low = None
+    for index in range(high):
+        if chunk.dead >> index & 1:
+            if low is not None:
+                yield low, index
+                low = None
+        elif low is None:
+            low = index
+    if low is not None:
+        yield low, high
+
+
+def _index_of_live(chunk: Chunk, nth: int) -> int:
+    """Index of the nth live record (1-based)."""
+    if not chunk.dead:
+        return nth - 1
+    for index in range(len(chunk)):
+        if not chunk.dead >> index & 1:
+            nth -= 1
+            if not nth:
+                return index
+    raise AssertionError("fewer live records than asked for")
+
+
+def _index_of_bytes(chunk: Chunk, excess: int) -> int:
+    """Index of the live record at which the live bytes up to and including it reach `excess`."""
+    for index, size in enumerate(chunk.sizes):
+        if not chunk.dead >> index & 1:
+            excess -= size
+            if excess <= 0:
+                return index
+    raise AssertionError("fewer live bytes than asked for")

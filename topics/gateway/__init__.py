@@ -1,0 +1,1 @@
+"""The HTTP gateway: authenticates, hands over to the owning shard, answers."""

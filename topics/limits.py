@@ -1,0 +1,95 @@
+"""Every size, count and wait of the product, in one place.
+
+Values that an operator may change are fields of `Limits`; the rest are constants. The assertions at the end state
+the relations the code relies on, so that a change which breaks one fails at import.
+"""
+
+from dataclasses import dataclass
+
+KIB = 1024
+MIB = 1024 * KIB
+
+# --- names and fields ---------------------------------------------------------------------------------------------
+NAME_MAX = 255
+META_KEYS_MAX = 64
+IDEMPOTENCY_KEY_MAX = 256
+NODE_FILTER_MAX = 256
+PRIORITY_MAX = 1000
+
+# --- reads --------------------------------------------------------------------------------------------------------
+DIFF_LIMIT_DEFAULT = 256
+DIFF_LIMIT_MAX = 1000
+DIFF_WAIT_MS_MAX = 30_000
+BATCH_BYTES_DEFAULT = 1 * MIB
+BATCH_BYTES_MAX = 8 * MIB
+SCAN_RECORDS_MAX = 10_000  # records one diff may look at when a node filter drops most of them
+LIST_PAGE_DEFAULT = 100
+LIST_PAGE_MAX = 1000
+
+# --- blocks -------------------------------------------------------------------------------------------------------
+BLOCK_RECORDS_MAX = 256
+BLOCK_TEXT_BYTES = 64 * KIB  # a block closes at this many bytes of text; one larger record is a block of its own
+
+# --- the write-ahead log ------------------------------------------------------------------------------------------
+WAL_FILE_BYTES = 16 * MIB
+WAL_FIRST_FILE_BYTES = 1 * MIB  # the first file of an empty shard is small, so that start-up is quick
+WAL_FRAME_MAX = 160 * MIB
+WAL_QUEUE_FRAMES_MAX = 65_536
+WAL_QUEUE_BYTES_MAX = 256 * MIB
+SYNC_TIMER_MS = 5  # an acked `disk` write is synced at the latest this long after its enqueue
+CEILING_AHEAD = 65_536  # seqs a `disk` topic reserves durably ahead of its head
+SPACE_RESERVE_BYTES = 8 * MIB  # free space kept back so that a checkpoint and control frames still fit
+
+# --- checkpoints and segments -------------------------------------------------------------------------------------
+CHECKPOINT_WAL_BYTES = 64 * MIB
+CHECKPOINT_INTERVAL_MS = 60_000
+PACK_TOPIC_BYTES = 1 * MIB  # a topic shares pack files until it has this much of its own
+TAIL_CACHE_BYTES = 64 * MIB
+IDEMPOTENCY_KEYS_MAX = 1_000_000  # remembered keys of one shard; above it new keys are throttled
+
+# --- RPC ----------------------------------------------------------------------------------------------------------
+RPC_CHUNK_BYTES = 64 * KIB
+RPC_HEAD_MAX = 1 * MIB
+RPC_BODY_MAX = 160 * MIB
+RPC_INFLIGHT_MAX = 4096
+RPC_SEND_QUEUE_BYTES = 32 * MIB
+RPC_CREDITS_DEFAULT = 64
+RPC_HELLO_TIMEOUT_MS = 5_000
+RPC_JOIN_BYTES = 8 * KIB  # messages up to this size are copied into one send; larger ones go as separate buffers
+RPC_SEND_BATCH_BYTES = 256 * KIB  # one send takes at most this much, so that a new small message waits for no more
+RPC_SLICE_MESSAGES = 16  # requests a server handles before other tasks get a turn and the answers leave
+RPC_SEND_WAIT_MS = 10_000  # a call that finds the send queue full this long is refused
+RPC_PARTIAL_BYTES = 2 * RPC_BODY_MAX  # unfinished bodies under way on one connection, one direction
+RPC_SWEEP_MS = 25  # deadlines fire at most this late, never early
+RPC_BACKOFF_MIN_MS = 10  # after a failed connect calls fail at once for this long, doubling up to the next line
+RPC_BACKOFF_MAX_MS = 1_000
+RPC_BACKLOG = 128  # connections the kernel holds for a server that is busy
+
+# --- the shard's loop ---------------------------------------------------------------------------------------------
+YIELD_AFTER_NS = 1_000_000
+THREAD_BODY_BYTES = 256 * KIB  # bodies above this are decoded in a thread
+SWITCH_INTERVAL_S = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What an operator may set (TOPICS_MAX_…, TOPICS_SEGMENT_…)."""
+
+    batch_records: int = 10_000
+    record_bytes: int = 1 * MIB
+    body_bytes: int = 64 * MIB
+    meta_bytes: int = 16 * KIB
+    tag_bytes: int = 256
+    node_bytes: int = 128
+    segment_events: int = 10_000
+    segment_bytes: int = 64 * MIB
+    segment_age_ms: int = 3_600_000
+
+
+assert BLOCK_RECORDS_MAX <= 0xFFFF
+assert BATCH_BYTES_DEFAULT <= BATCH_BYTES_MAX
+assert WAL_FIRST_FILE_BYTES <= WAL_FILE_BYTES <= CHECKPOINT_WAL_BYTES
+assert Limits().body_bytes * 2 < WAL_FRAME_MAX <= RPC_BODY_MAX
+assert Limits().meta_bytes < 0xFFFF - 4 * KIB  # block columns keep meta lengths in 16 bits, with room for stamps
+assert RPC_JOIN_BYTES < RPC_CHUNK_BYTES <= RPC_SEND_BATCH_BYTES < RPC_SEND_QUEUE_BYTES // 4
+assert RPC_BODY_MAX <= RPC_PARTIAL_BYTES

@@ -1,0 +1,196 @@
+"""What both ends of a connection share: the hello, one reader, one writer, one sweeper for deadlines.
+
+A link ends exactly once, in `lose`: the reason is kept, every open call learns of it, and the three tasks are
+cancelled. No exception of a link ever leaves it, so one bad peer cannot take a process down.
+"""
+
+import logging
+from collections.abc import Awaitable, Callable
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+import trio
+
+from topics import limits
+from topics.rpc.errors import PeerLost, ProtocolError, RpcError, VersionMismatch
+from topics.rpc.outbox import Outbox
+from topics.rpc.transport import LOST, sender_of
+from topics.rpc.wire import HELLO, VERSION, Decoder, Message, hello
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 64 * 1024
+
+
+class Entry(Protocol):
+    """An open call, as the link sees it."""
+
+    expires: float  # on trio's clock; infinity without a deadline
+
+
+EntryT = TypeVar("EntryT", bound=Entry)
+
+
+class Link(Generic[EntryT]):
+    def __init__(self, stream: trio.abc.Stream, *, collect_all: bool) -> None:
+        self.reason: RpcError | None = None  # why it ended
+        self.calls: dict[int, EntryT] = {}
+        self.outbox = Outbox()
+        self.room = trio.lowlevel.ParkingLot()  # tasks that wait for the send queue to drain
+        self.decoder = Decoder(wanted=None if collect_all else self.calls)
+        self._stream = stream
+        self._scope = trio.CancelScope()
+        self._early: list[Message] = []  # what came in one read with the hello
+        self._sweeping = False
+        self._sweep_wanted = trio.Event()
+
+    async def greet(self) -> None:
+        """Exchange hellos. On any failure, and on cancellation, the stream is closed."""
+        try:
+            with trio.move_on_after(limits.RPC_HELLO_TIMEOUT_MS / 1000):
+                await self._stream.send_all(hello())
+                self._check_hello(await self._first_messages())
+                return
+            raise ProtocolError(f"the peer sent no hello within {limits.RPC_HELLO_TIMEOUT_MS} ms")
+        except LOST as error:
+            await self._give_up(PeerLost("the peer closed the connection before its hello"), error)
+        except RpcError as error:
+            await self._give_up(error, error.__cause__)
+        except BaseException:
+            await trio.aclose_forcefully(self._stream)
+            raise
+
+    async def run(self) -> None:
+        """Serve the connection until it is lost; returns then. Cancelling it closes the connection."""
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._guard, self._write)
+                    nursery.start_soon(self._guard, self._sweep)
+                    await self._guard(self._read)
+        finally:
+            self.lose(PeerLost("the connection was closed at this side"))
+            await trio.aclose_forcefully(self._stream)
+
+    def lose(self, reason: RpcError) -> None:
+        """End the link now: open calls fail or are cancelled, its tasks stop. Only the first reason counts."""
+        if self.reason is not None:
+            return
+        self.reason = reason
+        self._scope.cancel()
+        calls = list(self.calls.values())
+        self.calls.clear()
+        for call in calls:
+            self._lost(call, reason)
+        self.room.unpark_all()
+
+    def expiry(self, deadline_ms: int) -> float:
+        """When a call opened now runs out. The call must be in `calls` before the next await."""
+        if not self._sweeping:
+            self._sweeping = True
+            self._sweep_wanted.set()
+        return trio.current_time() + deadline_ms / 1000
+
+    async def _handle(self, messages: list[Message]) -> None:
+        """Act on messages; nothing more is read until it returns. An RpcError from here ends the link."""
+        raise NotImplementedError
+
+    def _expired(self, call_id: int, call: EntryT) -> None:
+        raise NotImplementedError
+
+    def _lost(self, call: EntryT, reason: RpcError) -> None:
+        raise NotImplementedError
+
+    async def _give_up(self, error: RpcError, cause: BaseException | None) -> None:
+        self.lose(error)
+        await trio.aclose_forcefully(self._stream)
+        raise error from cause
+
+    async def _first_messages(self) -> list[Message]:
+        while True:
+            messages = self.decoder.feed(await self._receive())
+            if self.decoder.error is not None and not messages:
+                raise self.decoder.error
+            if messages:
+                return messages
+
+    def _check_hello(self, messages: list[Message]) -> None:
+        (kind, _, head, _), *self._early = messages
+        if kind != HELLO or not isinstance(head, dict):
+            raise ProtocolError("the peer did not begin with a hello")
+        if head.get("version") != VERSION:
+            raise VersionMismatch(
+                f"the peer speaks RPC version {head.get('version')!r}, this process speaks {VERSION}",
+                {"ours": VERSION, "theirs": repr(head.get("version"))},
+            )
+
+    async def _receive(self) -> bytes:
+        data = await self._stream.receive_some(READ_BYTES)
+        if not data:
+            raise PeerLost("the peer closed the connection")
+        return bytes(data)
+
+    async def _guard(self, loop: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await loop()
+        except RpcError as error:
+            self.lose(error)
+        except LOST as error:
+            reason = PeerLost("the connection to the peer broke")
+            reason.__cause__ = error
+            self.lose(reason)
+        except Exception:
+            logger.exception("the RPC link failed")
+            self.lose(PeerLost("the connection failed at this side"))
+
+    async def _read(self) -> None:
+        messages, self._early = self._early, []
+        decoder = self.decoder
+        while True:
+            await self._handle(messages)
+            if decoder.error is not None:
+                raise decoder.error
+            messages = decoder.feed(await self._receive())
+
+    async def _write(self) -> None:
+        outbox, send = self.outbox, sender_of(self._stream)
+        while True:
+            if outbox.empty:
+                await self._sleep_until_pending()
+            batch = outbox.take()
+            if batch:
+                await send(batch)
+            outbox.sent()
+            # Half empty, so that the waiters do not wake for every send.
+            if self.room and outbox.queued_bytes <= limits.RPC_SEND_QUEUE_BYTES // 2:
+                self.room.unpark_all()
+
+    async def _sleep_until_pending(self) -> None:
+        """Woken by the first `put`; what else is put in the same turn of the loop leaves in the same send."""
+        task = trio.lowlevel.current_task()
+        outbox = self.outbox
+
+        def wake() -> None:
+            outbox.wake = None
+            trio.lowlevel.reschedule(task)
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            outbox.wake = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
+        outbox.wake = wake
+        await trio.lowlevel.wait_task_rescheduled(abort)
+
+    async def _sweep(self) -> None:
+        """All deadlines of the link by one timer; it sleeps while no open call has one."""
+        while True:
+            if not self._sweeping:
+                self._sweep_wanted = trio.Event()
+                await self._sweep_wanted.wait()
+            await trio.sleep(limits.RPC_SWEEP_MS / 1000)
+            now = trio.current_time()
+            timed = [(call_id, call) for call_id, call in self.calls.items() if call.expires != inf]
+            self._sweeping = bool(timed)
+            for call_id, call in timed:
+                if call.expires <= now and self.calls.pop(call_id, None) is not None:
+                    self._expired(call_id, call)

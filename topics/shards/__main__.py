@@ -1,0 +1,86 @@
+"""`python -m topics.shards`: the shard process. The supervisor starts it; it also runs on its own.
+
+It ends cleanly (exit 0, checkpoint written) on SIGTERM or SIGINT, and when the other end of its lifeline is closed,
+which happens when the supervisor dies by whatever cause. Exit 70 means that storage failed: start it again. Exit 65 means that what is on disk cannot be used as it is.
+"""
+
+import argparse
+import logging
+import os
+import signal
+import sys
+
+import trio
+
+from topics import limits
+from topics.limits import Limits
+from topics.rpc.unix import serve_unix
+from topics.shards.files import RealFiles
+from topics.shards.shard import Shard, ShardPoisoned
+from topics.shards.snapshot import BadSnapshot
+
+log = logging.getLogger("topics.shards")
+EXIT_STORAGE = 70
+EXIT_DATA = 65
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m topics.shards", description="Serve one shard over a Unix socket.")
+    parser.add_argument("--dir", required=True, help="the shard's data directory; made if absent")
+    parser.add_argument("--socket", required=True, help="path of the Unix socket to serve on (at most 107 bytes)")
+    parser.add_argument("--lifeline", type=int, help="file descriptor; the shard stops when its other end closes")
+    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default INFO)")
+    bounds = Limits()
+    for name in Limits.__dataclass_fields__:
+        flag = "--" + name.replace("_", "-")
+        parser.add_argument(flag, type=int, default=getattr(bounds, name), help="limit (default %(default)s)")
+    return parser.parse_args(argv)
+
+
+async def _stop_on_signal(stop: trio.Event) -> None:
+    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
+        async for _ in signals:
+            stop.set()
+
+
+async def _stop_when_orphaned(lifeline: int, stop: trio.Event) -> None:
+    os.set_blocking(lifeline, False)
+    while True:
+        await trio.lowlevel.wait_readable(lifeline)
+        if not os.read(lifeline, 1):
+            log.warning("the supervisor is gone; stopping")
+            stop.set()
+            return
+
+
+async def serve(args: argparse.Namespace) -> None:
+    bounds = Limits(**{name: getattr(args, name) for name in Limits.__dataclass_fields__})
+    shard = Shard(RealFiles(args.dir), bounds)
+    stop = trio.Event()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(_stop_on_signal, stop)
+        if args.lifeline is not None:
+            nursery.start_soon(_stop_when_orphaned, args.lifeline, stop)
+        await nursery.start(serve_unix, args.socket, shard.handlers)
+        await shard.run(stop)
+        nursery.cancel_scope.cancel()
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    sys.setswitchinterval(limits.SWITCH_INTERVAL_S)  # else the committer waits 5 ms for the interpreter
+    status = 0
+    try:
+        trio.run(serve, args)
+    except* ShardPoisoned as group:
+        log.error("stopped after a storage failure: %s", group.exceptions[0])
+        status = EXIT_STORAGE
+    except* BadSnapshot as group:
+        log.error("%s", group.exceptions[0])
+        status = EXIT_DATA
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())

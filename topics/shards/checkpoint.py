@@ -1,0 +1,424 @@
+"""Checkpoints: move what the log holds into data files, so that the log can be cut.
+
+In the loop, `capture` notes each dirty topic at one instant (its scalars and its chunks that have no segment yet;
+from then on those chunks do not change). In a thread, `write` stores blocks, flips delete flags and appends to the
+snapshot, in that order, each synced before the next. Back in the loop, `install` points the topics at the files.
+Last, `sweep` retires log files and data files that nothing needs.
+
+A crash before the snapshot's commit leaves files nobody refers to (recovery removes them) and the whole log; after
+it, the new state. Each topic carries the lsn up to which it was captured, so frames above the cut are replayed only
+where they are news.
+
+Small topics share one pack per checkpoint. A topic gets a segment of its own when it has a segment's worth of
+records or PACK_TOPIC_BYTES. Blocks that trickle into many packs are rewritten together now and then.
+"""
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from topics import limits
+from topics.core.block import BadBlock, Block, coalesce, flags_from_mask
+from topics.core.chunk import Chunk, DataFile
+from topics.core.topic import Topic
+from topics.limits import Limits
+from topics.shards import datafile, snapshot, wal
+from topics.shards.datafile import PACK, SEGMENT, Entry, Stored
+from topics.shards.files import File, Files
+
+if TYPE_CHECKING:
+    from topics.shards.store import Store
+
+PACK_CHUNKS_MAX = 64  # chunks of one topic in packs before they are rewritten as one run
+PACKS_MAX = 32  # packs of a shard before the emptiest are merged
+PACK_MERGE_BYTES = 8 * limits.MIB  # what one checkpoint rewrites at most to merge packs
+
+
+class Source(msgspec.Struct):
+    """A chunk at the instant of capture."""
+
+    chunk: Chunk
+    block: Block | None
+    dead: int
+    handle: File | None  # where to read the block if it is not resident
+
+
+class Output(msgspec.Struct):
+    """A stored block that takes the place of captured chunks."""
+
+    block: Block
+    dead: int
+    info: DataFile
+    entry: Entry
+
+
+class Capture(msgspec.Struct):
+    """One topic's share of a checkpoint."""
+
+    topic: Topic
+    entry: bytes
+    sources: list[Source]
+    last_seq: int
+    segment: bool  # its sources make up at least one segment
+    outputs: list[Output] = []
+
+
+class Flip(msgspec.Struct):
+    """Delete flags of one stored chunk, as they are at capture."""
+
+    topic: Topic
+    chunk: Chunk
+    handle: File
+    flags: bytes
+
+
+class Checkpoint:
+    """One checkpoint, start to end."""
+
+    def __init__(self, store: "Store", bounds: Limits) -> None:
+        engine = store.engine
+        self._store = store
+        self._bounds = bounds
+        self.dirty, engine.dirty = engine.dirty, set()
+        self.removed, engine.removed_topics = engine.removed_topics, []
+        self.captures: list[Capture] = []
+        self.flips: list[Flip] = []
+        self.commit = snapshot.Commit()
+        self.commit.cut_lsn = engine.durable_lsn  # everything up to here is applied
+        self.retired: list[DataFile] = []
+        self.committing = False  # a failure from here on leaves the snapshot in doubt
+        engine.wal_bytes = 0
+
+    # --- in the loop ----------------------------------------------------------------------------------------------
+
+    def capture(self) -> Iterator[None]:
+        """Capture every dirty topic; the caller may do other things between two of them."""
+        topics = [topic for topic in self.dirty if topic.id in self._store.engine.state.by_id]
+        topics += self._topics_of_sparse_packs(set(topics))
+        for topic in topics:
+            self._capture(topic)
+            yield
+        state = self._store.engine.state
+        commit = self.commit
+        commit.next_topic_id, commit.next_epoch = state.next_topic_id, state.next_epoch
+        commit.next_slot, commit.now_ms = state.next_slot, state.now_ms
+        commit.removed_topics = self.removed
+        self.retired = [info for info in self._store.data_files.values() if not info.live and not info.chunks]
+        commit.removed_files = [info.id for info in self.retired]
+
+    def _capture(self, topic: Topic) -> None:
+        topic.dirty = False
+        if not topic.published:  # its creation is not durable yet
+            self._store.engine.dirty.add(topic)
+            topic.dirty = True
+            return
+        if topic.flips:
+            topic.prune()  # a stored chunk without a live record no longer holds its file
+            self.flips += [
+                Flip(topic, chunk, self._store.handles.get(chunk.file), flags_from_mask(chunk.dead, len(chunk)))
+                for chunk in topic.flips
+                if not chunk.gone and chunk.file is not None
+            ]
+            topic.flips = None
+        sources, segment = self._sources(topic) if topic.config.durability != "ephemeral" else ([], False)
+        if sources:
+            topic.close_tags()
+            topic.chunks[-1].open = False
+        self.captures.append(Capture(topic, snapshot.encode_topic(topic), sources, topic.head_seq, segment))
+
+    def _sources(self, topic: Topic) -> tuple[list[Source], bool]:
+        """The chunks to write: those that are only in memory, or the whole unsealed end of the log."""
+        unsealed: list[Chunk] = []
+        for chunk in reversed(topic.chunks):
+            if chunk.file is not None and chunk.file.kind == SEGMENT:
+                break
+            if chunk.live:
+                unsealed.append(chunk)
+        unsealed.reverse()
+        fresh = [chunk for chunk in unsealed if chunk.file is None]
+        records = sum(map(len, unsealed))
+        size = sum(sum(chunk.sizes) for chunk in unsealed)
+        segment = records >= self._bounds.segment_events or size >= min(
+            limits.PACK_TOPIC_BYTES, self._bounds.segment_bytes
+        )
+        segment = segment or (bool(unsealed) and self._aged(topic, unsealed[0]))
+        if not segment and len(unsealed) - len(fresh) < PACK_CHUNKS_MAX and not self._rewrites(unsealed):
+            return [self._source(chunk) for chunk in fresh], False
+        return [self._source(chunk) for chunk in unsealed], segment
+
+    def _aged(self, topic: Topic, oldest: Chunk) -> bool:
+        """A topic that already has segments closes its unsealed end after the segment age."""
+        grown = topic.chunks[0].file is not None and topic.chunks[0].file.kind == SEGMENT
+        return grown and self._store.engine.state.now_ms - oldest.base_ts > self._bounds.segment_age_ms
+
+    def _rewrites(self, chunks: list[Chunk]) -> bool:
+        return any(chunk.file is not None and chunk.file.id in self._sparse for chunk in chunks)
+
+    def _source(self, chunk: Chunk) -> Source:
+        handle = None
+        if chunk.block is None:
+            assert chunk.file is not None
+            handle = self._store.handles.get(chunk.file)
+        return Source(chunk, chunk.block, chunk.dead, handle)
+
+    def _topics_of_sparse_packs(self, known: set[Topic]) -> list[Topic]:
+        """When packs pile up, the topics in the emptiest ones are captured too, so that those packs can go."""
+        packs = [info for info in self._store.data_files.values() if info.kind == PACK and info.chunks]
+        self._sparse: set[int] = set()
+        if len(packs) <= PACKS_MAX:
+            return []
+        budget = PACK_MERGE_BYTES
+        for info in sorted(packs, key=lambda info: info.size):
+            if len(self._sparse) >= len(packs) // 2 or info.size > budget:
+                break
+            self._sparse.add(info.id)
+            budget -= info.size
+        return [
+            topic
+            for topic in self._store.engine.state.by_id.values()
+            if topic not in known and topic.published and self._rewrites(topic.chunks)
+        ]
+
+    # --- in a thread ----------------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Make it durable. An OSError before the snapshot's commit abandons the checkpoint; see Store."""
+        files = self._store.files
+        packed: list[tuple[Capture, Stored]] = []
+        for capture in self.captures:
+            blocks = _coalesced(capture)
+            if capture.segment:
+                blocks = self._write_segments(files, capture, blocks)
+            packed += [(capture, stored) for stored in blocks]
+        if packed:
+            self._write_pack(files, packed)
+        self._flip(files)
+        self.commit.next_file_id = self._store.next_file_id
+        self.committing = True
+        self._store.snapshot_log.commit(((c.topic.id, c.entry) for c in self.captures), self.commit)
+
+    def _write_segments(self, files: Files, capture: Capture, blocks: list[Stored]) -> list[Stored]:
+        """Store full segments; what is left over and small goes to the pack."""
+        topic_id = capture.topic.id
+        for index, (group, full) in enumerate(_split(blocks, self._bounds)):
+            size = sum(len(stored.block.text) for stored in group)
+            if index and not full and size < limits.PACK_TOPIC_BYTES:
+                return group
+            directory = f"segments/{topic_id}"
+            files.make_dir(directory)
+            path = f"{directory}/seg-{group[0].block.first_seq:020d}.data"
+            self._store_file(files, SEGMENT, path, topic_id, [(capture, stored) for stored in group])
+            files.sync_dir(directory)
+            files.sync_dir("segments")
+        return []
+
+    def _write_pack(self, files: Files, packed: list[tuple[Capture, Stored]]) -> None:
+        files.make_dir("packs")
+        path = f"packs/pack-{self._store.next_file_id:010d}.data"
+        self._store_file(files, PACK, path, 0, packed)
+        files.sync_dir("packs")
+        files.sync_dir(".")
+
+    def _store_file(
+        self, files: Files, kind: str, path: str, topic_id: int, items: list[tuple[Capture, Stored]]
+    ) -> None:
+        info = DataFile(self._store.next_file_id, kind, path, int.from_bytes(os.urandom(8), "little"), topic_id)
+        self._store.next_file_id += 1
+        entries = datafile.write_data_file(files, info, [stored for _, stored in items])
+        for (capture, stored), entry in zip(items, entries, strict=True):
+            capture.outputs.append(Output(stored.block, stored.dead, info, entry))
+        self.commit.added.append(info)
+
+    def _flip(self, files: Files) -> None:
+        """Write delete flags in place, then sync each touched file once, before the log that knew of them goes."""
+        touched: dict[int, File] = {}
+        for flip in self.flips:
+            chunk = flip.chunk
+            flip.handle.write_at(chunk.offset + chunk.length - len(flip.flags), [flip.flags])
+            touched[id(flip.handle)] = flip.handle
+        for handle in touched.values():
+            handle.sync()
+
+    # --- in the loop again ----------------------------------------------------------------------------------------
+
+    def install(self) -> Iterator[None]:
+        """The snapshot is durable: readers use the files from now on."""
+        store = self._store
+        for info in self.commit.added:
+            store.data_files[info.id] = info
+        for flip in self.flips:
+            flip.chunk.flags_dirty = flip.flags != flags_from_mask(flip.chunk.dead, len(flip.chunk))
+            if flip.chunk.flags_dirty and not flip.chunk.gone:
+                _owe_flip(store, flip)
+        for capture in self.captures:
+            if capture.sources and store.engine.state.by_id.get(capture.topic.id) is capture.topic:
+                _install(store, capture)
+            yield
+
+    def abandon(self) -> None:
+        """Nothing happened: everything captured is still dirty, and what was written is litter."""
+        engine = self._store.engine
+        for topic in self.dirty:
+            if topic.id in engine.state.by_id:
+                topic.dirty = True
+                engine.dirty.add(topic)
+        engine.removed_topics = self.removed + engine.removed_topics
+        for flip in self.flips:
+            if not flip.chunk.gone:
+                _owe_flip(self._store, flip)
+        for info in self.commit.added:
+            for path in (info.path, datafile.index_path(info.path)):
+                self._store.files.unlink(path)
+
+    # --- in a thread again ----------------------------------------------------------------------------------------
+
+    def sweep(self) -> None:
+        """Retire what the snapshot no longer refers to. A crash here leaves litter that recovery removes."""
+        files = self._store.files
+        directories = set()
+        for info in self.retired:
+            for path in (info.path, datafile.index_path(info.path)):
+                files.unlink(path)
+            if info.kind == SEGMENT:
+                directories.add(f"segments/{info.topic_id}")
+        for directory in directories:
+            files.remove_dir(directory)
+        for number in self._store.take_trimmable(self.commit.cut_lsn):
+            wal.retire(files, number)
+
+
+def _owe_flip(store: "Store", flip: Flip) -> None:
+    """The next checkpoint of the topic writes the flags again."""
+    topic = flip.topic
+    flip.chunk.flags_dirty = True
+    topic.flips = [*(topic.flips or []), flip.chunk]
+    if not topic.dirty:
+        topic.dirty = True
+        store.engine.dirty.add(topic)
+
+
+def _coalesced(capture: Capture) -> list[Stored]:
+    """The captured records in as few blocks as possible, with what was dead at capture."""
+    blocks = []
+    readable = []
+    for source in capture.sources:
+        block = source.block
+        if block is None:
+            assert source.handle is not None and source.chunk.file is not None
+            data = source.handle.read_at(source.chunk.offset, source.chunk.length)
+            try:
+                block = datafile.decode_frame(data, source.chunk.file.seed)
+            except BadBlock:
+                continue  # stays where it is; a reader that meets it reports it
+        blocks.append(block)
+        readable.append(source)
+    capture.sources = readable
+    merged = coalesce(blocks)
+    return [Stored(capture.topic.id, capture.topic.epoch, block, _dead(block, capture.sources)) for block in merged]
+
+
+def _dead(block: Block, sources: list[Source]) -> int:
+    """The dead bits of `block`, taken from the captured chunks it was made of."""
+    dead = 0
+    for source in sources:
+        if source.dead:
+            dead |= _shift(source.dead, source.chunk.first_seq - block.first_seq, len(block))
+    return dead
+
+
+def _shift(mask: int, by: int, n: int) -> int:
+    moved = mask << by if by >= 0 else mask >> -by
+    return moved & ((1 << n) - 1)
+
+
+def _split(blocks: list[Stored], bounds: Limits) -> Iterator[tuple[list[Stored], bool]]:
+    """Runs of at most a segment's records and bytes; the flag tells whether the run is full."""
+    group: list[Stored] = []
+    events = size = 0
+    waiting = list(reversed(blocks))
+    while waiting:
+        stored = waiting.pop()
+        n = len(stored.block)
+        room = bounds.segment_events - events
+        if n > room:
+            waiting.append(_part(stored, room, n))
+            if not room:
+                yield group, True
+                group, events, size = [], 0, 0
+                continue
+            stored = _part(stored, 0, room)
+            n = room
+        if group and size + len(stored.block.text) > bounds.segment_bytes:
+            yield group, True
+            group, events, size = [], 0, 0
+        group.append(stored)
+        events += n
+        size += len(stored.block.text)
+    if group:
+        yield group, events >= bounds.segment_events
+
+
+def _part(stored: Stored, low: int, high: int) -> Stored:
+    mask = (stored.dead >> low) & ((1 << (high - low)) - 1)
+    return Stored(stored.topic_id, stored.epoch, stored.block.cut(low, high), mask)
+
+
+def _install(store: "Store", capture: Capture) -> None:
+    """Replace the captured chunks that are still in the log by the stored ones, keeping what died meanwhile."""
+    topic = capture.topic
+    captured = {id(source.chunk) for source in capture.sources}
+    old = [chunk for chunk in topic.chunks if id(chunk) in captured]
+    if old:
+        at = topic.chunks.index(old[0])
+        stored = [chunk for output in capture.outputs if (chunk := _stored_chunk(topic, output, old)) is not None]
+        others = [chunk for chunk in topic.chunks[at:] if id(chunk) not in captured]
+        topic.chunks[at:] = sorted(stored + others, key=lambda chunk: chunk.first_seq)
+        for chunk in stored:
+            store.cache.add(chunk)
+        for chunk in old:
+            chunk.gone = True
+            if chunk.file is not None:
+                chunk.file.chunks -= 1
+                chunk.file.live -= chunk.live
+    topic.drop_tags(capture.last_seq)
+
+
+def _stored_chunk(topic: Topic, output: Output, old: list[Chunk]) -> Chunk | None:
+    block = output.block
+    n = len(block)
+    chunk = Chunk(block.first_seq, block.base_ts, block.ts, block.sizes())
+    alive = 0
+    for previous in old:
+        if previous.first_seq <= block.last_seq and previous.last_seq >= block.first_seq:
+            live_bits = ~previous.dead & ((1 << len(previous)) - 1)
+            alive |= _shift(live_bits, previous.first_seq - block.first_seq, n)
+    dead = ~alive & ((1 << n) - 1)
+    for low, high in _runs(dead, n):
+        chunk.kill(low, high)
+    if not chunk.live:
+        return None
+    chunk.block = block
+    chunk.file = output.info
+    chunk.offset, chunk.length = output.entry.offset, output.entry.frame_len
+    chunk.tagged = bool(block.tags)
+    output.info.chunks += 1
+    output.info.live += chunk.live
+    if dead & ~output.dead:  # deleted since capture: the log still knows, the file does not
+        chunk.flags_dirty = True
+        topic.flips = [*(topic.flips or []), chunk]
+    return chunk
+
+
+def _runs(mask: int, n: int) -> Iterator[tuple[int, int]]:
+    """Runs [low, high) of set bits."""
+    low = 0
+    while mask >> low:
+        while not mask >> low & 1:
+            low += 1
+        high = low
+        while high < n and mask >> high & 1:
+            high += 1
+        yield low, high
+        low = high

@@ -1,0 +1,148 @@
+"""The committer: one thread that writes groups of frames and syncs them, while the loop goes on.
+
+Frames that wait when the thread is free make up the next group, so the group grows with the load and a lone write is
+synced at once. A group in which nobody waits for the sync is written at once too, but synced only when a later one
+needs it or SYNC_TIMER_MS have passed; so a killed process loses nothing that reached `write`.
+
+A failed write or sync is never tried again: the thread ends, and the shard is poisoned.
+"""
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Callable
+
+import trio
+
+from topics import limits
+from topics.shards.store import Store
+from topics.shards.wal import Frame
+
+BUCKETS_US = (50, 100, 200, 300, 500, 1_000, 2_000, 5_000, 10_000, 50_000, 100_000, 1_000_000)
+
+
+class SyncTimes:
+    """How long syncs took, as a histogram. Written by the committer's thread only."""
+
+    def __init__(self) -> None:
+        self.buckets = [0] * (len(BUCKETS_US) + 1)
+        self.count = 0
+        self.sum_us = 0
+        self.last_ms = 0.0
+
+    def add(self, seconds: float) -> None:
+        micros = int(seconds * 1_000_000)
+        self.buckets[next((i for i, bound in enumerate(BUCKETS_US) if micros <= bound), len(BUCKETS_US))] += 1
+        self.count += 1
+        self.sum_us += micros
+        self.last_ms = seconds * 1000
+
+
+class Committer:
+    """Owns the log while it runs. All methods are for the loop's thread unless they say otherwise."""
+
+    def __init__(self, store: Store, on_poison: Callable[[str], None]) -> None:
+        self._store = store
+        self._engine = store.engine
+        self._on_poison = on_poison
+        self._token = trio.lowlevel.current_trio_token()
+        self._groups: queue.SimpleQueue[tuple[list[Frame], bool] | None] = queue.SimpleQueue()
+        self._busy = False
+        self._scheduled = False
+        self._dead = False
+        self._quiet = trio.Event()
+        self.rotated = trio.Event()
+        self.sync_times = SyncTimes()
+        self.batches = 0
+        self._unsynced_since: float | None = None  # the thread's own
+        self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
+        self._thread.start()
+
+    def kick(self) -> None:
+        """A frame was queued. The group is closed at the end of this turn of the loop."""
+        if not self._busy and not self._scheduled:
+            self._scheduled = True
+            self._token.run_sync_soon(self._hand_over)
+
+    async def flushed(self) -> None:
+        """Wait until everything that was ever queued is durable. Returns at once if the log has failed."""
+        while self._engine.durable_lsn < self._engine.last_lsn and not self._dead:
+            self._quiet = trio.Event()
+            await self._quiet.wait()
+
+    def stop(self) -> None:
+        """End the thread after what it was given; blocks until it has ended."""
+        self._groups.put(None)
+        self._thread.join()
+
+    def _hand_over(self) -> None:
+        self._scheduled = False
+        if self._busy or self._dead:
+            return
+        awaited = self._engine.awaits_sync
+        frames = self._engine.take()
+        if frames:
+            self._busy = True
+            self._groups.put((frames, awaited))
+
+    def _written(self, rotations: int) -> None:
+        self._busy = False
+        self.batches += 1
+        if rotations:
+            self.rotated.set()
+            self.rotated = trio.Event()
+        self._hand_over()
+
+    def _durable(self, lsn: int) -> None:
+        self._engine.durable(lsn)
+        self._quiet.set()
+
+    def _failed(self, reason: str) -> None:
+        self._dead = True
+        self._engine.poison(reason)
+        self._quiet.set()
+        self._on_poison(reason)
+
+    # --- in the thread --------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while (group := self._next_group()) is not None:
+                frames, awaited = group
+                rotations = self._store.writer.rotations
+                if frames:
+                    self._store.write_group(frames)
+                    if self._unsynced_since is None:
+                        self._unsynced_since = time.monotonic()
+                if awaited:
+                    self._sync()
+                if frames:
+                    self._tell(self._written, self._store.writer.rotations - rotations)
+            if self._unsynced_since is not None:
+                self._sync()
+        except Exception as error:  # whatever it is, the log's state is unknown from here on
+            self._tell(self._failed, f"{type(error).__name__}: {error}")
+
+    def _next_group(self) -> tuple[list[Frame], bool] | None:
+        """The next group; an empty one that awaits a sync when the timer has run out; None at the end."""
+        if self._unsynced_since is None:
+            return self._groups.get()
+        left = self._unsynced_since + limits.SYNC_TIMER_MS / 1000 - time.monotonic()
+        if left <= 0:
+            return [], True
+        try:
+            return self._groups.get(timeout=left)
+        except queue.Empty:
+            return [], True
+
+    def _sync(self) -> None:
+        start = time.perf_counter()
+        lsn = self._store.sync_log()
+        self.sync_times.add(time.perf_counter() - start)
+        self._unsynced_since = None
+        self._tell(self._durable, lsn)
+
+    def _tell(self, report: Callable[..., None], *args: object) -> None:
+        with contextlib.suppress(trio.RunFinishedError):  # the loop is gone, nobody waits
+            self._token.run_sync_soon(report, *args)

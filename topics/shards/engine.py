@@ -1,0 +1,511 @@
+"""The engine: commands in, log frames out, answers when they may be given.
+
+Synchronous and single-threaded. A command is decided against the state, its event goes to the log queue, and it is
+applied either at once (`disk`, `memory`, `ephemeral`) or when its frame is durable (`fsync`, control events, and
+anything behind such a frame on the same topic, so that a topic's events are always applied in log order). The
+committer takes frames from the queue and reports back with `durable` or `poison`.
+
+A crash between enqueue and sync loses the frame. For a gated event nobody was told; for an ungated one the head
+register and the ceiling make the loss visible at recovery.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+from topics import errors, limits
+from topics.clock import Clock
+from topics.core import config as configs
+from topics.core import state as core
+from topics.core.block import Block
+from topics.core.config import ConfigPatch
+from topics.core.events import (
+    APPENDED,
+    Appended,
+    CeilingReserved,
+    CreatedAndAppended,
+    Event,
+    RangeLost,
+    RecordsDeleted,
+    TopicCreated,
+    TopicRemoved,
+    WentIdle,
+    encode_event,
+)
+from topics.core.idempotency import digest_key
+from topics.core.ranges import SeqRanges
+from topics.core.requests import Append
+from topics.core.state import ShardState
+from topics.core.topic import Topic
+from topics.errors import TopicsError
+from topics.ids import slot_of
+from topics.shards.files import Register
+from topics.shards.wal import Frame
+
+Done = Callable[[Any], None]
+
+
+class Appending(NamedTuple):
+    """The outcome of an append."""
+
+    name: str
+    first_seq: int
+    records: int
+    head_seq: int
+    created: bool
+    deduped: bool
+
+
+class _Pending(NamedTuple):
+    lsn: int
+    topic: Topic
+    event: Event | None  # None: nothing to apply, only its turn to wait for
+    done: Done
+    fail: Callable[[TopicsError], None]
+
+
+class Counters:
+    """What the log has done since the process started."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.appends = 0
+        self.queue_depth_peak = 0
+        self.submit_full = 0
+
+
+class Engine:
+    def __init__(
+        self,
+        state: ShardState,
+        register: Register,
+        clock: Clock,
+        *,
+        next_lsn: int,
+        used_slots: Iterable[int] = (),
+        idle: bool = False,
+        wake: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.state = state
+        self.clock = clock
+        self.register = register
+        self.counters = Counters()
+        self.dirty: set[Topic] = set()
+        self.removed_topics: list[int] = []
+        self.poisoned: str | None = None
+        self.durable_lsn = next_lsn - 1
+        self.queued_bytes = 0
+        self.wal_bytes = 0  # logged since the last checkpoint
+        self.space_bytes: int | None = None  # free for new data, None while unknown
+        self._next_lsn = next_lsn
+        self._queue: deque[Frame] = deque()
+        self._pending: deque[_Pending] = deque()
+        self._used_slots = set(used_slots)
+        self._idle_lsn = next_lsn - 1 if idle else -1
+        self._wake = wake
+
+    @property
+    def last_lsn(self) -> int:
+        """The lsn of the newest frame, durable or not."""
+        return self._next_lsn - 1
+
+    def now(self) -> int:
+        """Wall-clock time that never goes back, so that `$ts` never does."""
+        state = self.state
+        now = self.clock.now_ms()
+        if now > state.now_ms:
+            state.now_ms = now
+        return state.now_ms
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    def put_topic(self, name: str, patch: ConfigPatch, done: Done, fail: Callable[[TopicsError], None]) -> None:
+        """Create or update. `done((topic, created))` once the change is durable."""
+        self._check_writable()
+        topic = self.state.topics.get(name)
+        if topic is None:
+            event = core.decide_create(self.state, name, configs.merge(None, patch, name), self.now())
+            self._create(event, event, lambda topic: done((topic, True)), fail)
+            return
+        if self._parks(topic, lambda: self.put_topic(name, patch, done, fail), fail):
+            return
+        update = core.decide_update(topic, patch, self.now())
+        if update is None:
+            done((topic, False))
+            return
+        self._control(topic, update, lambda _: done((topic, False)), fail)
+
+    def remove_topic(self, name: str, if_empty: bool, done: Done, fail: Callable[[TopicsError], None]) -> None:
+        """`done(removed)` once the removal is durable."""
+        self._check_writable()
+        topic = self.state.topics.get(name)
+        if topic is None:
+            done(False)
+            return
+        if self._parks(topic, lambda: self.remove_topic(name, if_empty, done, fail), fail):
+            return
+        topic.expire(self.now())
+        held = topic.count + topic.pending_records
+        if if_empty and held:
+            raise TopicsError(
+                errors.TOPIC_NOT_EMPTY, f'topic "{name}" holds {held} records', {"topic": name, "count": held}
+            )
+        topic.removing = True
+        self._control(topic, TopicRemoved(topic.id), lambda _: done(True), fail)
+
+    def append(
+        self,
+        name: str,
+        request: Append,
+        done: Done,
+        fail: Callable[[TopicsError], None],
+        blocks: list[Block] | None = None,
+    ) -> None:
+        """`done(Appending)` when the write may be acked. Raises if it is refused.
+
+        `blocks` are the records, rendered while the topic was held (see `hold`).
+        """
+        self._check_writable()
+        now = self.now()
+        topic = self.state.topics.get(name)
+        if topic is None:
+            self._append_new(name, request, now, done, fail)
+            return
+        if topic.removing:
+            self._park(topic, lambda: self.append(name, request, done, fail), fail)
+            return
+        if topic.held is not None:
+            topic.held.append(lambda: self.redo(lambda: self.append(name, request, done, fail), fail))
+            return
+        if request.key is not None and self._deduplicated(topic, request, now, done, fail):
+            return
+        if request.create is False and not topic.published:
+            raise errors.topic_not_found(name)
+        topic.expire(now)
+        event = core.decide_append(self.state, topic, request, now, blocks)
+        self._admit(event)
+        self._append(topic, event, done, fail)
+
+    def hold(self, topic: Topic) -> tuple[int, int]:
+        """Keep other writes off a topic while a large one is rendered elsewhere; the seq and ts it is to get."""
+        assert topic.held is None and not topic.removing
+        topic.held = []
+        return topic.next_seq, max(self.now(), topic.last_ts)
+
+    def release(self, topic: Topic, first: Callable[[], None]) -> None:
+        """End a hold: `first` runs before everything that came meanwhile."""
+        held, topic.held = topic.held or [], None
+        first()
+        for command in held:
+            command()
+
+    def delete_records(
+        self, topic: Topic, before_seq: int, ranges: SeqRanges | None, done: Done, fail: Callable[[TopicsError], None]
+    ) -> None:
+        """Remove records whose selection is already resolved; `done(count)` when the delete may be acked."""
+        self._check_writable()
+        topic.expire(self.now())
+        event = RecordsDeleted(topic.id, before_seq, ranges)
+        if topic.config.durability == "ephemeral":
+            self._in_turn(topic, lambda: done(self._apply_resident(topic, event)), fail)
+            return
+        self._log(topic, event, topic.config.durability == "fsync", done, fail)
+
+    def lose_range(self, topic: Topic, first: int, last: int, reason: str, done: Done) -> None:
+        """A stored range turned out to be unreadable: from now on readers are told."""
+        self._log(topic, RangeLost(topic.id, first, last, reason, 0), False, done, lambda error: None)
+
+    def record_loss(self, topic: Topic, loss: RangeLost) -> None:
+        """What recovery found missing: in the log and in the state before anybody is served."""
+        self._log(topic, loss, False, lambda _: None, lambda _: None)
+
+    def go_idle(self) -> None:
+        """Note in the log that nothing acked is at risk; the next ungated write waits for its sync."""
+        if self.last_lsn == self._idle_lsn or self._queue or self._pending or self.poisoned:
+            return
+        lsn = self._enqueue(WentIdle(), ())
+        self._idle_lsn = lsn
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
+    def take(self) -> list[Frame]:
+        """All frames that wait, for one write and one sync."""
+        frames = list(self._queue)
+        self._queue.clear()
+        self.queued_bytes = 0
+        return frames
+
+    @property
+    def queue_depth(self) -> int:
+        return len(self._queue)
+
+    @property
+    def awaits_sync(self) -> bool:
+        """Whether somebody waits for what is in the log queue to become durable."""
+        return bool(self._pending)
+
+    def durable(self, lsn: int) -> None:
+        """Everything up to `lsn` is on disk: apply what waited for it and let the answers go."""
+        self.durable_lsn = max(self.durable_lsn, lsn)
+        pending = self._pending
+        while pending and pending[0].lsn <= lsn:
+            item = pending.popleft()
+            if type(item.event) is CeilingReserved:  # beside the topic's order of events: nothing waits for it
+                core.apply(self.state, item.event, item.lsn)
+                continue
+            item.topic.pending -= 1
+            item.done(self._apply(item.topic, item.event, item.lsn) if item.event is not None else None)
+
+    def poison(self, reason: str) -> None:
+        """A write or sync failed: nothing more is accepted, and what waited is refused."""
+        self.poisoned = reason
+        error = self._poison_error()
+        while self._pending:
+            self._pending.popleft().fail(error)
+
+    def _poison_error(self) -> TopicsError:
+        return TopicsError(
+            errors.NOT_READY,
+            f"this shard stopped taking writes after a storage failure ({self.poisoned}); it restarts from disk",
+            {"retry_after_ms": 1000},
+        )
+
+    def _check_writable(self) -> None:
+        if self.poisoned is not None:
+            raise self._poison_error()
+
+    def _admit(self, event: Appended) -> None:
+        """Refuse what the disk or the queue has no room for, before a seq is taken."""
+        size = sum(len(block.text) + 32 * len(block) for block in event.blocks)
+        if self.space_bytes is not None and 2 * size + limits.SPACE_RESERVE_BYTES > self.space_bytes:
+            raise TopicsError(
+                errors.STORAGE_FULL,
+                "the disk is full: the write was refused, nothing was lost. Free space and retry.",
+                {"free_bytes": self.space_bytes, "retry_after_ms": 1000},
+            )
+        if self.queued_bytes + size > limits.WAL_QUEUE_BYTES_MAX or len(self._queue) >= limits.WAL_QUEUE_FRAMES_MAX:
+            self.counters.submit_full += 1
+            detail = {"limit": "wal_queue", "retry_after_ms": 100}
+            raise TopicsError(errors.THROTTLED, "the log queue is full; retry in a moment", detail)
+        if self.space_bytes is not None:
+            self.space_bytes -= 2 * size  # once in the log, once in a data file
+
+    def _log(self, topic: Topic, event: Event, gate: bool, done: Done, fail: Callable[[TopicsError], None]) -> None:
+        lsn = self._enqueue(event, ())
+        if gate or topic.pending:
+            topic.pending += 1
+            self._pending.append(_Pending(lsn, topic, event, done, fail))
+        else:
+            done(self._apply(topic, event, lsn))
+
+    def _enqueue(self, event: Event, slots: tuple[int, ...]) -> int:
+        kind, body = encode_event(event)
+        lsn = self._next_lsn
+        self._next_lsn += 1
+        size = sum(map(len, body))
+        self._queue.append(Frame(lsn, kind, body, size, slots))
+        self.queued_bytes += size
+        self.wal_bytes += size + 48
+        counters = self.counters
+        counters.frames += 1
+        counters.appends += kind == APPENDED
+        if len(self._queue) > counters.queue_depth_peak:
+            counters.queue_depth_peak = len(self._queue)
+        self._wake()
+        return lsn
+
+    def _apply(self, topic: Topic, event: Event, lsn: int) -> Any:
+        result = core.apply(self.state, event, lsn)
+        if not topic.dirty:
+            topic.dirty = True
+            self.dirty.add(topic)
+        return result
+
+    # --- appending ------------------------------------------------------------------------------------------------
+
+    def _append(self, topic: Topic, event: Appended, done: Done, fail: Callable[[TopicsError], None]) -> None:
+        name, first_seq, count = topic.name, event.first_seq, event.count
+        topic.next_seq = first_seq + count
+        last_seq = topic.next_seq - 1
+        durability = topic.config.durability
+
+        def finish(_: Any) -> None:
+            self.register.set(topic.slot, last_seq)
+            done(Appending(name, first_seq, count, topic.head_seq, False, False))
+            self.wake_readers(topic)
+
+        if durability == "ephemeral":
+            self._in_turn(topic, lambda: finish(self._apply_resident(topic, event)), fail)
+            return
+        gate = durability == "fsync" or (durability == "disk" and self._needs_reserve(topic, last_seq))
+        if gate or topic.pending:
+            size = sum(sum(block.sizes()) for block in event.blocks)
+            topic.pending_records += count
+            topic.pending_bytes += size
+            self._remember_pending(topic, event)
+            inner, settle = finish, self._settle_pending
+
+            def finish_gated(result: Any) -> None:
+                settle(topic, event, size)
+                inner(result)
+
+            self._log(topic, event, True, finish_gated, fail)
+        else:
+            self._log(topic, event, False, finish, fail)
+
+    def _apply_resident(self, topic: Topic, event: Event) -> Any:
+        """An event that never reaches the log; its position is that of the topic's last logged event."""
+        applied = topic.applied_lsn
+        result = self._apply(topic, event, applied + 1)
+        topic.applied_lsn = applied
+        return result
+
+    def _in_turn(self, topic: Topic, action: Callable[[], None], fail: Callable[[TopicsError], None]) -> None:
+        """Run `action` after everything that is pending on the topic."""
+        if not topic.pending:
+            action()
+            return
+        topic.pending += 1
+        self._pending.append(_Pending(self.last_lsn, topic, None, lambda _: action(), fail))
+
+    def _needs_reserve(self, topic: Topic, last_seq: int) -> bool:
+        """Keep the durable ceiling ahead of a `disk` topic; True if this write must wait for its sync."""
+        if last_seq + limits.CEILING_AHEAD // 2 > topic.reserved:
+            topic.reserved = last_seq + limits.CEILING_AHEAD
+            event = CeilingReserved(topic.id, topic.reserved)
+            lsn = self._enqueue(event, ())
+            self._pending.append(_Pending(lsn, topic, event, lambda _: None, lambda _: None))
+        return last_seq > topic.ceiling or self.durable_lsn <= self._idle_lsn
+
+    def _append_new(
+        self, name: str, request: Append, now: int, done: Done, fail: Callable[[TopicsError], None]
+    ) -> None:
+        config = core.config_of_new(name, request)
+        created = core.decide_create(self.state, name, config, now)
+        draft = Topic(created.topic_id, name, created.epoch, config)
+        try:
+            event = core.decide_append(self.state, draft, request, now)
+            self._admit(event)
+        except TopicsError:
+            self.state.free_slots.append(created.slot)
+            raise
+        last_seq = event.first_seq + event.count - 1
+        both: Event = created if config.durability == "ephemeral" else CreatedAndAppended(created, event)
+
+        def finish(topic: Topic) -> None:
+            if config.durability == "ephemeral":
+                self._apply_resident(topic, event)
+            self._settle_keys(topic, event)
+            self.register.set(topic.slot, last_seq)
+            done(Appending(name, event.first_seq, event.count, topic.head_seq, True, False))
+            self.wake_readers(topic)
+
+        topic = self._create(created, both, finish, fail)
+        topic.next_seq = last_seq + 1
+        self._remember_pending(topic, event)
+
+    def _create(
+        self, created: TopicCreated, event: Event, done: Done, fail: Callable[[TopicsError], None]
+    ) -> Topic:
+        """Bring a topic into being. It takes seqs at once, but nobody sees it before it is durable."""
+        slot = slot_of(created.name)
+        fresh = () if slot in self._used_slots else (slot,)
+        self._used_slots.update(fresh)
+        lsn = self._enqueue(event, fresh)
+        topic: Topic = core.apply(self.state, created, lsn)
+        if topic.slot >= self.register.capacity():
+            self.register.grow(2 * topic.slot)
+        self.register.set(topic.slot, 0)
+        topic.pending += 1
+
+        def finish(_: Any) -> None:
+            topic.published = True
+            topic.applied_lsn = lsn
+            done(topic)
+
+        self._pending.append(_Pending(lsn, topic, event, finish, fail))
+        return topic
+
+    # --- idempotency ----------------------------------------------------------------------------------------------
+
+    def _deduplicated(
+        self, topic: Topic, request: Append, now: int, done: Done, fail: Callable[[TopicsError], None]
+    ) -> bool:
+        """Answer a retry from memory, or make it wait for the original that is still on its way to disk."""
+        assert request.key is not None
+        waiting = topic.pending_keys.get(digest_key(request.key)) if topic.pending_keys is not None else None
+        if waiting is not None:
+            waiting.append(lambda: self.redo(lambda: self.append(topic.name, request, done, fail), fail))
+            return True
+        found = core.find_key(topic, request, now)
+        if found is None:
+            return False
+        done(Appending(topic.name, found.first_seq, found.records, topic.head_seq, False, True))
+        return True
+
+    def _remember_pending(self, topic: Topic, event: Appended) -> None:
+        if event.key:
+            if topic.pending_keys is None:
+                topic.pending_keys = {}
+            topic.pending_keys[event.key] = []
+
+    def _settle_pending(self, topic: Topic, event: Appended, size: int) -> None:
+        topic.pending_records -= event.count
+        topic.pending_bytes -= size
+        self._settle_keys(topic, event)
+
+    def _settle_keys(self, topic: Topic, event: Appended) -> None:
+        if event.key and topic.pending_keys is not None:
+            for retry in topic.pending_keys.pop(event.key, ()):
+                retry()
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _control(self, topic: Topic, event: Event, done: Done, fail: Callable[[TopicsError], None]) -> None:
+        """Log a control event; later control commands on the topic wait until it is durable."""
+        topic.parked = []
+
+        def finish(result: Any) -> None:
+            parked, topic.parked = topic.parked or [], None
+            if type(event) is TopicRemoved:
+                self.removed_topics.append(topic.id)
+                self.dirty.discard(topic)
+                self.register.set(topic.slot, 0)
+            done(result)
+            self.wake_readers(topic)
+            for retry in parked:
+                retry()
+
+        self._log(topic, event, True, finish, fail)
+
+    def _parks(self, topic: Topic, command: Callable[[], None], fail: Callable[[TopicsError], None]) -> bool:
+        """Whether a control command must wait: the topic is not durable yet, or another one is on its way."""
+        if topic.parked is not None:
+            self._park(topic, command, fail)
+            return True
+        if topic.held is not None:
+            topic.held.append(lambda: self.redo(command, fail))
+            return True
+        if not topic.published:
+            self._in_turn(topic, lambda: self.redo(command, fail), fail)
+            return True
+        return False
+
+    def _park(self, topic: Topic, command: Callable[[], None], fail: Callable[[TopicsError], None]) -> None:
+        assert topic.parked is not None
+        topic.parked.append(lambda: self.redo(command, fail))
+
+    def redo(self, command: Callable[[], None], fail: Callable[[TopicsError], None]) -> None:
+        """Run a command that had to wait; its refusal goes to its own caller."""
+        try:
+            command()
+        except TopicsError as error:
+            fail(error)
+
+    def wake_readers(self, topic: Topic) -> None:
+        """Something on this topic changed: long-polls look again. They cost nothing until then."""
+        waiters = topic.waiters
+        if waiters:
+            topic.waiters = None
+            for wake in waiters:
+                wake()

@@ -1,0 +1,262 @@
+"""Recovery: the newest snapshot, the data files it names, then the log above it, through the same `apply` as live
+traffic. Ends with a store that is ready to serve.
+
+Idempotent: until the last step nothing is changed that a second run would not change in the same way. A crash during
+recovery leads to the same recovery again.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+
+import xxhash
+
+from topics import limits
+from topics.clock import Clock
+from topics.core.chunk import Chunk, DataFile
+from topics.core.events import IDLE, CreatedAndAppended, Event, RangeLost, WentIdle, decode_event
+from topics.core.loss import CORRUPT, CRASH
+from topics.core.state import ShardState, apply
+from topics.core.topic import Topic
+from topics.limits import Limits
+from topics.shards import datafile, snapshot, walscan
+from topics.shards.engine import Engine
+from topics.shards.files import Files, Register
+from topics.shards.slots import UsedSlots
+from topics.shards.snapshot import SnapshotState
+from topics.shards.store import Store
+from topics.shards.wal import WalWriter
+
+log = logging.getLogger(__name__)
+REGISTER = "heads.reg"
+REGISTER_SPARE = 1024
+
+Progress = Callable[[float], None]
+
+
+def recover(
+    files: Files,
+    clock: Clock,
+    bounds: Limits | None = None,
+    *,
+    progress: Progress = lambda done: None,
+    wal_file_bytes: int = limits.WAL_FILE_BYTES,
+    wake: Callable[[], None] = lambda: None,
+) -> Store:
+    """Bring the shard in this directory back, or start an empty one."""
+    bounds = bounds or Limits()
+    snap = snapshot.read_snapshot(files)
+    state = _load_topics(snap)
+    _load_chunks(files, snap, state)
+    progress(0.2)
+    report = walscan.WalReport(snap.commit.cut_lsn)
+    touched = _replay(files, state, report, lambda done, total: progress(0.2 + 0.8 * done / total))
+    walscan.settle(files, report)
+    _remove_litter(files, snap)
+
+    register = files.map_register(REGISTER, state.next_slot + REGISTER_SPARE)
+    trusted = register.get(0) == _boot_mark(files)
+    idle = report.last_kind == IDLE
+    losses = list(_find_losses(state, register, trusted=trusted, idle=idle, damaged=bool(report.damage)))
+    slots = UsedSlots(files)
+    writer = WalWriter(
+        files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes
+    )
+    engine = Engine(
+        state, register, clock, next_lsn=report.last_lsn + 1, used_slots=slots.all(), idle=idle, wake=wake
+    )
+    store = Store(
+        files, engine, writer, slots, snapshot.SnapshotLog(files, snap), snap.files.values(),
+        snap.commit.next_file_id, report.files, bounds,
+    )  # fmt: skip
+    _finish(store, snap, touched, losses)
+    _report(report, losses)
+    progress(1.0)
+    return store
+
+
+# --- the snapshot -------------------------------------------------------------------------------------------------
+
+
+def _load_topics(snap: SnapshotState) -> ShardState:
+    state = ShardState()
+    for topic_id, entry in snap.topics.items():
+        topic = snapshot.decode_topic(topic_id, entry)
+        topic.published = True
+        state.topics[topic.name] = topic
+        state.by_id[topic_id] = topic
+        state.keys += len(topic.keys) if topic.keys is not None else 0
+    state.names.update(state.topics)
+    commit = snap.commit
+    state.next_topic_id, state.next_epoch = commit.next_topic_id, commit.next_epoch
+    state.next_slot, state.now_ms = commit.next_slot, commit.now_ms
+    return state
+
+
+def _load_chunks(files: Files, snap: SnapshotState, state: ShardState) -> None:
+    """Hang the stored blocks under their topics."""
+    found: dict[int, list[Chunk]] = defaultdict(list)
+    for info in snap.files.values():
+        handle = files.open(info.path)
+        try:
+            for entry, chunk in datafile.chunks_of(info, datafile.read_index(files, info)):
+                topic = state.by_id.get(entry.topic_id)
+                if topic is not None and chunk.last_seq >= _floor(topic):
+                    info.live += chunk.live
+                    _kill_mask(chunk, datafile.read_flags(handle, chunk))
+                    found[entry.topic_id].append(chunk)
+        finally:
+            handle.close()
+    for topic_id, chunks in found.items():
+        _attach(state.by_id[topic_id], chunks)
+
+
+def _floor(topic: Topic) -> int:
+    return max(topic.evicted.floor, topic.delete_below)
+
+
+def _kill_mask(chunk: Chunk, mask: int) -> None:
+    while mask:
+        bit = mask & -mask
+        index = bit.bit_length() - 1
+        chunk.kill(index, index + 1)
+        mask ^= bit
+
+
+def _attach(topic: Topic, chunks: list[Chunk]) -> None:
+    """Take the chunks over in order. Where two files hold the same records the newer one counts: it was rewritten."""
+    floor = _floor(topic)
+    kept: list[Chunk] = []
+    for chunk in sorted(chunks, key=lambda chunk: (chunk.first_seq, -_file_of(chunk).id)):
+        while kept and kept[-1].last_seq >= chunk.first_seq and _file_of(kept[-1]).id < _file_of(chunk).id:
+            _file_of(kept[-1]).live -= kept[-1].live
+            kept.pop()
+        if kept and kept[-1].last_seq >= chunk.first_seq:
+            _file_of(chunk).live -= chunk.live
+            continue
+        kept.append(chunk)
+    for chunk in kept:
+        if chunk.first_seq < floor:
+            chunk.kill(0, min(len(chunk), floor - chunk.first_seq))
+        for hole in topic.holes.within(chunk.first_seq, chunk.last_seq):
+            chunk.kill(max(0, hole.first - chunk.first_seq), min(len(chunk), hole.last - chunk.first_seq + 1))
+        if chunk.live:
+            _file_of(chunk).chunks += 1
+            topic.chunks.append(chunk)
+            topic.count += chunk.live
+            topic.bytes += chunk.live_bytes
+
+
+def _file_of(chunk: Chunk) -> DataFile:
+    assert chunk.file is not None
+    return chunk.file
+
+
+# --- the log ------------------------------------------------------------------------------------------------------
+
+
+def _replay(
+    files: Files, state: ShardState, report: walscan.WalReport, progress: Callable[[int, int], None]
+) -> set[int]:
+    """Apply every frame that stands; the ids of the topics they touched."""
+    touched: set[int] = set()
+    for found in walscan.read_log(files, report, progress):
+        state.damaged = bool(report.damage)
+        event = decode_event(found.kind, found.body)
+        apply(state, event, found.lsn)
+        touched.update(_topic_of(event))
+    for topic in state.by_id.values():
+        topic.published = True
+    return touched
+
+
+def _topic_of(event: Event) -> tuple[int, ...]:
+    if type(event) is CreatedAndAppended:
+        return (event.created.topic_id,)
+    assert type(event) is not CreatedAndAppended
+    return () if type(event) is WentIdle else (event.topic_id,)  # type: ignore[union-attr]
+
+
+def _find_losses(
+    state: ShardState, register: Register, *, trusted: bool, idle: bool, damaged: bool
+) -> "list[RangeLost]":
+    """What was acked and did not come back.
+
+    The register tells exactly, unless the machine went down; then an open ceiling is all there is to go by, and a
+    log that ends with an idle mark is known to be complete.
+    """
+    losses = []
+    reason = CORRUPT if damaged else CRASH
+    for topic in state.by_id.values():
+        known = register.get(topic.slot) if trusted and topic.slot < register.capacity() else 0
+        durability = topic.config.durability
+        last = known
+        if not trusted and durability == "disk" and not idle:
+            last = topic.ceiling
+        fresh_epoch = 0
+        if not trusted and durability in ("memory", "ephemeral"):  # the head may have gone back
+            fresh_epoch = state.next_epoch
+            state.next_epoch += 1
+        if durability == "ephemeral":
+            topic.head_seq = max(topic.head_seq, known)
+            topic.next_seq = topic.head_seq + 1
+            topic.lose_all(CRASH)
+        if last > topic.head_seq or fresh_epoch:
+            losses.append(RangeLost(topic.id, topic.head_seq + 1, max(last, topic.head_seq), reason, fresh_epoch))
+    return losses
+
+
+# --- getting ready ------------------------------------------------------------------------------------------------
+
+
+def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[RangeLost]) -> None:
+    """Log the losses, bring the register up to date, and note what the next checkpoint has to store."""
+    engine, state = store.engine, store.engine.state
+    for topic_id in touched | {loss.topic_id for loss in losses}:
+        topic = state.by_id.get(topic_id)
+        if topic is not None:
+            topic.dirty = True
+            engine.dirty.add(topic)
+    engine.removed_topics = [topic_id for topic_id in snap.topics if topic_id not in state.by_id]
+    for topic in state.by_id.values():
+        if topic.config.durability == "ephemeral" and not topic.dirty:
+            topic.dirty = True
+            engine.dirty.add(topic)
+    for loss in losses:
+        engine.record_loss(state.by_id[loss.topic_id], loss)
+    store.commit_all()
+    used = {topic.slot for topic in state.by_id.values()}
+    state.free_slots = [slot for slot in range(1, state.next_slot) if slot not in used]
+    for topic in state.by_id.values():
+        engine.register.set(topic.slot, topic.head_seq)
+    engine.register.set(0, _boot_mark(store.files))  # last: a mark over stale cells would make them believed
+
+
+def _boot_mark(files: Files) -> int:
+    return xxhash.xxh3_64_intdigest(files.boot_id().encode()) or 1
+
+
+def _remove_litter(files: Files, snap: SnapshotState) -> None:
+    """Files that no snapshot refers to: a checkpoint that a crash cut short, or one whose sweep it cut short."""
+    known = {path for info in snap.files.values() for path in (info.path, datafile.index_path(info.path))}
+    found = [f"packs/{name}" for name in files.list("packs")]
+    for topic_dir in files.list("segments"):
+        found += [f"segments/{topic_dir}/{name}" for name in files.list(f"segments/{topic_dir}")]
+    for path in found:
+        if path not in known:
+            files.unlink(path)
+    for topic_dir in files.list("segments"):
+        files.remove_dir(f"segments/{topic_dir}")
+    for generation in snapshot.generations(files)[:-1]:
+        files.unlink(snapshot.path_of(generation))
+
+
+def _report(report: walscan.WalReport, losses: list[RangeLost]) -> None:
+    for damage in report.damage:
+        log.error(
+            "log file %d is damaged between bytes %d and %d (frames %d to %d); the bytes are kept in quarantine",
+            damage.file, damage.offset, damage.end, damage.first_lsn, damage.last_lsn,
+        )  # fmt: skip
+    lost = [loss for loss in losses if loss.first <= loss.last]
+    if lost:
+        log.warning("%d topics lost acked records that were not synced yet; their readers get a tombstone", len(lost))

@@ -1,0 +1,235 @@
+"""One shard, from an empty process to a clean stop.
+
+The socket answers from the first moment: `health` always, everything else with `not_ready` and the replay's progress
+until recovery is through. Then four things run beside the calls: the committer's thread, the checkpoint task, the
+watch over free space, and the timer of long-polls. All tasks live in one nursery; a failed log ends it.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Mapping
+
+import trio
+
+from topics import errors, limits
+from topics.clock import Clock, SystemClock
+from topics.errors import TopicsError
+from topics.limits import Limits
+from topics.rpc.calls import Call, Handler
+from topics.shards import wal
+from topics.shards.committer import Committer
+from topics.shards.files import Files
+from topics.shards.metrics import collect
+from topics.shards.recovery import recover
+from topics.shards.service import Service
+from topics.shards.store import Store
+
+log = logging.getLogger(__name__)
+IDLE_AFTER_S = 1.0
+SPACE_CHECK_S = 0.2
+CHECKPOINT_CHECK_S = 0.25
+DRAIN_S = 10.0
+
+
+class ShardPoisoned(Exception):
+    """A write or sync of the log failed; the process must end and start again from disk."""
+
+
+class Shard:
+    def __init__(self, files: Files, bounds: Limits | None = None, clock: Clock | None = None) -> None:
+        self._files = files
+        self._bounds = bounds or Limits()
+        self._clock = clock or SystemClock()
+        self._progress = 0.0
+        self._poisoned = trio.Event()
+        self._reason = ""
+        self._checkpoints = trio.Lock()
+        self.store: Store | None = None
+        self.service: Service | None = None
+        self.committer: Committer | None = None
+        self.ready = trio.Event()
+        self.handlers: Mapping[str, Handler] = {
+            "health": self.health,
+            "metrics": self.metrics,
+            "checkpoint": self.checkpoint_now,
+            **{name: self._when_ready(name) for name in ("put", "state", "list", "remove", "append", "diff", "delete")},
+        }
+        self._served: Mapping[str, Handler] = {}
+
+    # --- handlers -------------------------------------------------------------------------------------------------
+
+    def _when_ready(self, method: str) -> Handler:
+        def handle(call: Call) -> None:
+            handler = self._served.get(method)
+            if handler is None:
+                raise TopicsError(
+                    errors.NOT_READY,
+                    "the shard is replaying its log",
+                    {"replay_progress": round(self._progress, 3), "retry_after_ms": 500},
+                )
+            handler(call)
+
+        return handle
+
+    def health(self, call: Call) -> None:
+        store = self.store
+        call.reply(
+            {
+                "ready": self.ready.is_set() and not self._poisoned.is_set(),
+                "replay_progress": round(self._progress, 3),
+                "poisoned": self._reason,
+                "draining": self.service is not None and self.service.draining,
+                "topics": len(store.engine.state.by_id) if store is not None else 0,
+            }
+        )
+
+    def metrics(self, call: Call) -> None:
+        if self.store is None or self.committer is None:
+            call.reply({"ready": False, "replay_progress": round(self._progress, 3)})
+            return
+        call.reply(
+            collect(self.store, self.committer, int(call.head.get("topics", 0)), call.head.get("prefixes") or ())
+        )
+
+    def checkpoint_now(self, call: Call) -> None:
+        async def run() -> None:
+            await self.checkpoint()
+            call.reply({})
+
+        call.run(run)
+
+    # --- life -----------------------------------------------------------------------------------------------------
+
+    async def run(self, stop: trio.Event) -> None:
+        """Recover, serve until `stop`, then leave a checkpoint behind. Raises ShardPoisoned if the log failed."""
+        began = time.perf_counter()
+        await self._recover()
+        log.info("ready after %.0f ms", (time.perf_counter() - began) * 1000)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch_space)
+            nursery.start_soon(self._checkpoint_when_due)
+            nursery.start_soon(self._prepare_spares)
+            nursery.start_soon(self._mark_idle)
+            assert self.service is not None
+            nursery.start_soon(self.service.polls.run)
+            nursery.start_soon(self._fail_when_poisoned)
+            await stop.wait()
+            await self._drain()
+            nursery.cancel_scope.cancel()
+        await self._finish()
+
+    async def _recover(self) -> None:
+        def note(done: float) -> None:
+            self._progress = done
+
+        committer: Committer | None = None
+
+        def wake() -> None:
+            if committer is not None:
+                committer.kick()
+
+        self.store = await trio.to_thread.run_sync(
+            lambda: recover(self._files, self._clock, self._bounds, progress=note, wake=wake)
+        )
+        self.store.engine.space_bytes = self._files.free_bytes()
+        committer = self.committer = Committer(self.store, self._poison)
+        self.service = Service(self.store, committer)
+        self._served = self.service.handlers()
+        self.ready.set()
+
+    def _poison(self, reason: str) -> None:
+        log.error("the log failed, no more writes are taken: %s", reason)
+        self._reason = reason
+        self._poisoned.set()
+
+    async def _fail_when_poisoned(self) -> None:
+        await self._poisoned.wait()
+        await trio.sleep(0.05)  # let the refusals reach their callers
+        raise ShardPoisoned(self._reason)
+
+    async def _drain(self) -> None:
+        """Refuse new writes, let those under way finish."""
+        assert self.service is not None and self.committer is not None
+        self.service.draining = True
+        with trio.move_on_after(DRAIN_S):
+            await self.committer.flushed()
+
+    async def _finish(self) -> None:
+        """Store everything, mark the log complete, close."""
+        assert self.store is not None and self.committer is not None
+        await self.checkpoint()
+        self.store.engine.go_idle()
+        await self.committer.flushed()
+        await trio.to_thread.run_sync(self.committer.stop)
+        self.store.close()
+
+    # --- beside the calls -----------------------------------------------------------------------------------------
+
+    async def checkpoint(self) -> None:
+        """One checkpoint; only one runs at a time. Cancellation waits until it is whole."""
+        assert self.store is not None
+        async with self._checkpoints:
+            with trio.CancelScope(shield=True):
+                await self._checkpoint(self.store)
+
+    async def _checkpoint(self, store: Store) -> None:
+        work = store.begin_checkpoint()
+        await _in_slices(work.capture())
+        try:
+            await trio.to_thread.run_sync(work.write)
+        except OSError as error:
+            if work.committing:
+                self._poison(f"snapshot: {error}")
+                return
+            log.warning("checkpoint put off: %s", error)
+            work.abandon()
+            return
+        await _in_slices(work.install())
+        store.forget(work)
+        await trio.to_thread.run_sync(work.sweep)
+
+    async def _checkpoint_when_due(self) -> None:
+        assert self.store is not None
+        engine = self.store.engine
+        last = trio.current_time()
+        while True:
+            await trio.sleep(CHECKPOINT_CHECK_S)
+            aged = trio.current_time() - last >= limits.CHECKPOINT_INTERVAL_MS / 1000 and engine.dirty
+            if engine.wal_bytes >= limits.CHECKPOINT_WAL_BYTES or aged:
+                await self.checkpoint()
+                last = trio.current_time()
+
+    async def _watch_space(self) -> None:
+        assert self.store is not None
+        while True:
+            self.store.engine.space_bytes = self._files.free_bytes()
+            await trio.sleep(SPACE_CHECK_S)
+
+    async def _prepare_spares(self) -> None:
+        assert self.committer is not None
+        while True:
+            rotated = self.committer.rotated
+            try:
+                await trio.to_thread.run_sync(wal.prepare_spare, self._files)
+            except OSError as error:
+                log.warning("no spare log file prepared: %s", error)
+            await rotated.wait()
+
+    async def _mark_idle(self) -> None:
+        """When nothing has been written for a while, say so in the log."""
+        assert self.store is not None
+        engine = self.store.engine
+        while True:
+            before = engine.last_lsn
+            await trio.sleep(IDLE_AFTER_S)
+            if engine.last_lsn == before and before:
+                engine.go_idle()
+
+
+async def _in_slices(steps: Iterable[None]) -> None:
+    """Run steps in the loop, letting others go on every millisecond."""
+    until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+    for _ in steps:
+        if time.perf_counter_ns() > until:
+            await trio.lowlevel.checkpoint()
+            until = time.perf_counter_ns() + limits.YIELD_AFTER_NS

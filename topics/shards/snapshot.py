@@ -1,0 +1,258 @@
+"""The snapshot: a log of checkpoints, `snapshot.<generation>`.
+
+A checkpoint appends what changed since the one before (topics that were written, files that came and went) and one
+commit record; only committed groups count. So a checkpoint costs what is dirty, not what exists. When the log has
+grown to a multiple of what it would be anew, it is rewritten as one group in a file of the next generation (tmp,
+sync, rename, sync of the directory), and only then does the old one go.
+
+File: a 64-byte header (magic "TOPICSSN", version u32, 0 u32, generation u64, seed u64, 24 reserved, XXH3-64 of 0..56),
+then records: length u32, kind u32 (1 topics, 2 commit), XXH3-64 of the body with the seed u64, body (msgpack).
+
+A crash leaves at most a torn record at the end, whose WAL files are all still there.
+"""
+
+import os
+import struct
+from collections.abc import Iterable
+from typing import Any
+
+import msgpack
+import xxhash
+
+from topics.core.chunk import DataFile
+from topics.core.config import from_wire, to_wire
+from topics.core.idempotency import KeyWindow, Remembered
+from topics.core.loss import Hole
+from topics.core.topic import Topic
+from topics.shards.files import File, Files
+
+MAGIC = b"TOPICSSN"
+VERSION = 1
+_HEADER = struct.Struct("<8sIIQQ24sQ")
+_RECORD = struct.Struct("<IIQ")
+_U64 = struct.Struct("<Q")
+TOPICS, COMMIT = 1, 2
+BATCH = 512  # topics in one record
+REWRITE_FACTOR = 4
+REWRITE_MIN_BYTES = 1 << 20
+
+
+class BadSnapshot(Exception):
+    """The snapshot cannot be trusted; the message says which file and what to do."""
+
+
+class Commit:
+    """What a checkpoint states about the whole shard."""
+
+    __slots__ = ("added", "cut_lsn", "next_epoch", "next_file_id", "next_slot", "next_topic_id", "now_ms", "removed_files", "removed_topics")
+
+    def __init__(self) -> None:
+        self.cut_lsn = 0
+        self.next_topic_id = 1
+        self.next_epoch = 1
+        self.next_slot = 1
+        self.next_file_id = 1
+        self.now_ms = 0
+        self.added: list[DataFile] = []
+        self.removed_files: list[int] = []
+        self.removed_topics: list[int] = []
+
+    def pack(self) -> bytes:
+        files = [[f.id, f.kind, f.path, f.seed, f.topic_id, f.size] for f in self.added]
+        return _pack(
+            [
+                self.cut_lsn, self.next_topic_id, self.next_epoch, self.next_slot, self.next_file_id, self.now_ms,
+                files, self.removed_files, self.removed_topics,
+            ]
+        )  # fmt: skip
+
+
+class SnapshotState:
+    """All committed groups folded into one."""
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self.commit = Commit()
+        self.topics: dict[int, bytes] = {}
+        self.files: dict[int, DataFile] = {}
+        self.end = 0
+        self.seed = 0
+
+    def fold(self, topics: Iterable[tuple[int, bytes]], body: list[Any]) -> None:
+        commit = self.commit
+        (
+            commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_slot, commit.next_file_id,
+            commit.now_ms, files, removed_files, removed_topics,
+        ) = body[:9]  # fmt: skip
+        self.topics.update(topics)
+        for topic_id in removed_topics:
+            self.topics.pop(topic_id, None)
+        for file_id, kind, path, seed, owner, size in files:
+            info = DataFile(file_id, kind, path, seed, owner)
+            info.size = size
+            self.files[file_id] = info
+        for file_id in removed_files:
+            self.files.pop(file_id, None)
+
+
+def encode_topic(topic: Topic) -> bytes:
+    keys = topic.keys.items() if topic.keys is not None else []
+    return _pack(
+        [
+            topic.name, topic.epoch, to_wire(topic.config), topic.head_seq, topic.last_ts, topic.delete_below,
+            topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
+            topic.applied_lsn, topic.ceiling, topic.slot, topic.last_write_ms, keys,
+        ]
+    )  # fmt: skip
+
+
+def decode_topic(topic_id: int, data: bytes) -> Topic:
+    """The topic without its log; chunks come from the data files."""
+    (
+        name, epoch, config, head_seq, last_ts, delete_below, cap_seq, ttl_seq, ranges, holes, applied_lsn, ceiling,
+        slot, last_write_ms, keys,
+    ) = msgpack.unpackb(data, raw=False, strict_map_key=False)[:15]  # fmt: skip
+    topic = Topic(topic_id, name, epoch, from_wire(config))
+    topic.head_seq = head_seq
+    topic.next_seq = head_seq + 1
+    topic.last_ts = last_ts
+    topic.delete_below = delete_below
+    topic.evicted.cap_seq = cap_seq
+    topic.evicted.ttl_seq = ttl_seq
+    topic.evicted.ranges = [(first, last) for first, last in ranges]
+    topic.holes.items = [Hole(*hole) for hole in holes]
+    topic.applied_lsn = applied_lsn
+    topic.ceiling = topic.reserved = ceiling
+    topic.slot = slot
+    topic.last_write_ms = last_write_ms
+    if keys:
+        topic.keys = KeyWindow()
+        for digest, first_seq, count, ts in keys:
+            topic.keys.add(digest, Remembered(first_seq, count, ts))
+    return topic
+
+
+def generations(files: Files) -> list[int]:
+    names = (name.removeprefix("snapshot.") for name in files.list(".") if name.startswith("snapshot."))
+    return sorted(int(name) for name in names if name.isdigit())
+
+
+def path_of(generation: int) -> str:
+    return f"snapshot.{generation}"
+
+
+def read_snapshot(files: Files) -> SnapshotState:
+    """The newest generation; an empty state if the shard is new."""
+    known = generations(files)
+    if not known:
+        return SnapshotState()
+    file = files.open(path_of(known[-1]))
+    try:
+        data = file.read_at(0, file.size())
+    finally:
+        file.close()
+    return decode_snapshot(data, known[-1])
+
+
+def decode_snapshot(data: bytes, generation: int) -> SnapshotState:
+    state = SnapshotState()
+    state.generation = generation
+    if len(data) < _HEADER.size:
+        raise BadSnapshot(_message(generation, "its header is cut off"))
+    magic, version, _, _, seed, _, check = _HEADER.unpack_from(data)
+    if magic != MAGIC or version != VERSION or xxhash.xxh3_64_intdigest(data[:56]) != check:
+        raise BadSnapshot(_message(generation, "its header does not check"))
+    state.seed = seed
+    at = state.end = _HEADER.size
+    waiting: list[tuple[int, bytes]] = []
+    while at + _RECORD.size <= len(data):
+        length, kind, check = _RECORD.unpack_from(data, at)
+        body = data[at + _RECORD.size : at + _RECORD.size + length]
+        if len(body) != length or not length or xxhash.xxh3_64_intdigest(body, seed) != check:
+            break  # a torn append: its checkpoint never happened
+        at += _RECORD.size + length
+        fields = msgpack.unpackb(body, raw=False, strict_map_key=False)
+        if kind == TOPICS:
+            waiting += [(topic_id, entry) for topic_id, entry in fields]
+        else:
+            state.fold(waiting, fields)
+            waiting = []
+            state.end = at
+    return state
+
+
+def _message(generation: int, what: str) -> str:
+    return (
+        f"{path_of(generation)} cannot be used: {what}. Nothing was changed. Restore this shard from a backup, or move "
+        "the file away to start from the WAL that is left."
+    )
+
+
+class SnapshotLog:
+    """The writer. One checkpoint at a time; any OSError out of `commit` is final for the shard."""
+
+    def __init__(self, files: Files, state: SnapshotState) -> None:
+        self._files = files
+        self._generation = state.generation
+        self._seed = state.seed
+        self._end = state.end
+        self._base = state.end
+        self._file: File | None = files.open(path_of(state.generation)) if state.generation else None
+        if self._file is not None and self._file.size() > self._end:
+            # A torn group must go before anything is written over its beginning: what is left of it could line up.
+            self._file.truncate(self._end)
+            self._file.sync()
+
+    def commit(self, topics: Iterable[tuple[int, bytes]], commit: Commit) -> None:
+        """Make a checkpoint durable."""
+        entries = list(topics)
+        if self._file is None or self._end > max(REWRITE_MIN_BYTES, REWRITE_FACTOR * self._base):
+            self._rewrite(entries, commit)
+            return
+        parts = _records(entries, commit.pack(), self._seed)
+        self._file.write_at(self._end, parts)
+        self._file.sync()
+        self._end += sum(map(len, parts))
+
+    def _rewrite(self, entries: list[tuple[int, bytes]], commit: Commit) -> None:
+        """Everything in one group, in a file of the next generation."""
+        state = read_snapshot(self._files) if self._file is not None else SnapshotState()
+        added = {info.id: info for info in commit.added}
+        fields = msgpack.unpackb(commit.pack(), raw=False, strict_map_key=False)
+        state.fold(entries, fields)
+        whole = state.commit
+        whole.added = [added.get(info.id, info) for info in state.files.values()]
+        generation = self._generation + 1
+        seed = int.from_bytes(os.urandom(8), "little")
+        head = _HEADER.pack(MAGIC, VERSION, 0, generation, seed, bytes(24), 0)[:56]
+        parts = [head + _U64.pack(xxhash.xxh3_64_intdigest(head))]
+        parts += _records(list(state.topics.items()), whole.pack(), seed)
+        tmp = "snapshot.tmp"
+        self._files.unlink(tmp)
+        file = self._files.create(tmp)
+        file.write_at(0, parts)
+        file.sync()
+        self._files.rename(tmp, path_of(generation))
+        self._files.sync_dir(".")
+        if self._file is not None:
+            self._file.close()
+            self._files.unlink(path_of(self._generation))
+        self._file, self._generation, self._seed = file, generation, seed
+        self._end = self._base = sum(map(len, parts))
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def _records(entries: list[tuple[int, bytes]], commit: bytes, seed: int) -> list[bytes]:
+    parts: list[bytes] = []
+    bodies = [(TOPICS, _pack(entries[at : at + BATCH])) for at in range(0, len(entries), BATCH)]
+    for kind, body in [*bodies, (COMMIT, commit)]:
+        parts += (_RECORD.pack(len(body), kind, xxhash.xxh3_64_intdigest(body, seed)), body)
+    return parts
+
+
+def _pack(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value, use_bin_type=True)
+    return packed

@@ -1,0 +1,161 @@
+"""A shard's storage, put together: engine, log, data files, snapshot. Synchronous; callers choose the threads.
+
+`commit` belongs to the one committer thread, `checkpoint` steps run as checkpoint.py says, everything else in the loop.
+"""
+
+from collections.abc import Iterable, Sequence
+
+from topics.core.chunk import DataFile
+from topics.core.ranges import SeqRanges
+from topics.core.tags import Pattern
+from topics.core.topic import Topic
+from topics.limits import Limits
+from topics.shards import datafile
+from topics.shards.checkpoint import Checkpoint
+from topics.shards.engine import Engine
+from topics.shards.files import File, Files
+from topics.shards.handles import Handles
+from topics.shards.slots import UsedSlots
+from topics.shards.snapshot import SnapshotLog
+from topics.shards.tailcache import TailCache
+from topics.shards.wal import Frame, WalWriter
+
+
+class Store:
+    def __init__(
+        self,
+        files: Files,
+        engine: Engine,
+        writer: WalWriter,
+        slots: UsedSlots,
+        snapshot_log: SnapshotLog,
+        data_files: Iterable[DataFile],
+        next_file_id: int,
+        old_wal: list[tuple[int, int]],
+        bounds: Limits,
+    ) -> None:
+        self.files = files
+        self.engine = engine
+        self.writer = writer
+        self.slots = slots
+        self.snapshot_log = snapshot_log
+        self.data_files = {info.id: info for info in data_files}
+        self.next_file_id = next_file_id
+        self.handles = Handles(files)
+        self.cache = TailCache()
+        self.bounds = bounds
+        self._old_wal = old_wal
+
+    # --- the committer's thread -----------------------------------------------------------------------------------
+
+    def write_group(self, frames: Sequence[Frame]) -> None:
+        """Write frames; durable only after `sync_log`. OSError: the caller poisons the shard."""
+        marks = {slot for frame in frames for slot in frame.slots}
+        if marks:
+            self.slots.mark(marks)
+        self.writer.write(frames)
+
+    def sync_log(self) -> int:
+        """The lsn up to which everything is durable now. OSError: the caller poisons the shard."""
+        self.writer.sync()
+        return self.writer.synced_lsn
+
+    def commit(self, frames: Sequence[Frame]) -> int:
+        self.write_group(frames)
+        return self.sync_log()
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def begin_checkpoint(self) -> Checkpoint:
+        return Checkpoint(self, self.bounds)
+
+    def checkpoint(self) -> None:
+        """A whole checkpoint in one go, for callers with nothing else to do."""
+        work = self.begin_checkpoint()
+        for _ in work.capture():
+            pass
+        work.write()
+        for _ in work.install():
+            pass
+        self.forget(work)
+        work.sweep()
+
+    def forget(self, work: Checkpoint) -> None:
+        """Drop files that the checkpoint retired; in the loop, before `sweep` unlinks them."""
+        for info in work.retired:
+            self.data_files.pop(info.id, None)
+            self.handles.drop(info)
+
+    def take_trimmable(self, cut_lsn: int) -> list[int]:
+        """Numbers of log files that hold no frame above `cut_lsn`."""
+        sealed = self.writer.sealed
+        numbers = [number for number, last in self._old_wal + sealed if last <= cut_lsn]
+        self._old_wal = [(number, last) for number, last in self._old_wal if last > cut_lsn]
+        sealed[:] = [(number, last) for number, last in sealed if last > cut_lsn]
+        return numbers
+
+    def commit_all(self) -> None:
+        """Commit what waits, in this thread."""
+        while frames := self.engine.take():
+            self.engine.durable(self.commit(frames))
+
+    def close(self) -> None:
+        self.writer.close()
+        self.slots.close()
+        self.snapshot_log.close()
+        self.engine.register.close()
+
+    # --- tag deletes ----------------------------------------------------------------------------------------------
+
+    def plan_match(self, topic: Topic, pattern: Pattern, before_seq: int | None) -> "MatchPlan":
+        """Everything a match delete must look at, as it is at this instant."""
+        bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
+        resident = [seq for seq in topic.find_tags(pattern) if seq < bound]
+        segments: dict[int, DataFile] = {}
+        packed: list[tuple[int, int, DataFile, File]] = []
+        for chunk in topic.chunks:
+            if chunk.first_seq >= bound:
+                break
+            if chunk.file is None or not chunk.tagged or not chunk.live:
+                continue
+            if chunk.file.kind == datafile.SEGMENT:
+                segments[chunk.file.id] = chunk.file
+            else:
+                packed.append((chunk.offset, chunk.length, chunk.file, self.handles.get(chunk.file)))
+        indexes = [(info, self.files.open(datafile.index_path(info.path))) for info in segments.values()]
+        return MatchPlan(pattern, bound, resident, indexes, packed)
+
+
+class MatchPlan:
+    """A match being resolved to seqs. `resolve` reads files, so it runs in a thread."""
+
+    def __init__(
+        self,
+        pattern: Pattern,
+        bound: int,
+        resident: list[int],
+        indexes: list[tuple[DataFile, File]],
+        packed: list[tuple[int, int, DataFile, File]],
+    ) -> None:
+        self._pattern = pattern
+        self._bound = bound
+        self._resident = resident
+        self._indexes = indexes
+        self._packed = packed
+
+    @property
+    def reads_files(self) -> bool:
+        return bool(self._indexes or self._packed)
+
+    def resolve(self) -> SeqRanges:
+        seqs = set(self._resident)
+        for info, file in self._indexes:
+            seqs.update(seq for seq in datafile.find_tags(file, info, self._pattern) if seq < self._bound)
+        for offset, length, info, handle in self._packed:
+            block = datafile.decode_frame(handle.read_at(offset, length), info.seed)
+            seqs.update(
+                block.first_seq + index
+                for index in range(len(block))
+                if (tag := block.tag(index)) and self._pattern.matches(tag) and block.first_seq + index < self._bound
+            )
+        return SeqRanges.from_ascending(sorted(seqs))

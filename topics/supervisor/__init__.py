@@ -1,0 +1,1 @@
+"""The supervisor: starts, watches and restarts shard and gateway processes."""
