@@ -4,8 +4,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 TESTS ?= tests
 PYTEST_ARGS ?=
+SERVE_ARGS ?=
 
-.PHONY: setup test lint fmt clean
+.PHONY: setup serve test lint fmt clean
 
 setup: $(STAMP)
 
@@ -15,6 +16,10 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]' -c constraints.txt
 	@touch $@
+
+# Settings come from TOPICS_* variables, or as SERVE_ARGS="--port 5000".
+serve: setup
+	@exec $(BIN)/topics serve $(SERVE_ARGS)
 
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(TESTS)

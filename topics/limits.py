@@ -44,7 +44,7 @@ SPACE_RESERVE_BYTES = 8 * MIB  # free space kept back so that a checkpoint and c
 CHECKPOINT_WAL_BYTES = 64 * MIB
 CHECKPOINT_INTERVAL_MS = 60_000
 PACK_TOPIC_BYTES = 1 * MIB  # a topic shares pack files until it has this much of its own
-TAIL_CACHE_BYTES = 64 * MIB
+TAIL_CACHE_BYTES = 32 * MIB
 IDEMPOTENCY_KEYS_MAX = 1_000_000  # remembered keys of one shard; above it new keys are throttled
 
 # --- RPC ----------------------------------------------------------------------------------------------------------
@@ -64,6 +64,22 @@ RPC_SWEEP_MS = 25  # deadlines fire at most this late, never early
 RPC_BACKOFF_MIN_MS = 10  # after a failed connect calls fail at once for this long, doubling up to the next line
 RPC_BACKOFF_MAX_MS = 1_000
 RPC_BACKLOG = 128  # connections the kernel holds for a server that is busy
+
+# --- HTTP ---------------------------------------------------------------------------------------------------------
+HTTP_URL_BYTES = 8 * KIB
+HTTP_HEAD_BYTES = 32 * KIB  # request line and headers together
+HTTP_HEADERS_MAX = 128
+HTTP_RECEIVE_BYTES = 64 * KIB
+HTTP_AHEAD_BYTES = 64 * KIB  # read ahead of a request under way (pipelining), then the client has to wait
+HTTP_PIPELINED_MAX = 16  # answered in a row before other connections get a turn
+HTTP_ACCEPTS_PER_WAKE = 8
+HTTP_JOIN_BYTES = 64 * KIB  # head and body up to this size leave as one buffer, larger ones as several
+HTTP_LINGER_BYTES = 16 * MIB  # read and dropped after a refusal, so that the client sees it instead of a reset
+GZIP_MIN_BYTES = 1 * KIB  # smaller answers are not worth compressing
+GZIP_THREAD_BYTES = 32 * KIB  # above this, compression and inflation happen in a thread
+CALL_DEADLINE_MS = 30_000  # a shard that does not answer this long counts as down
+PROBE_DEADLINE_MS = 250  # for readiness and metrics
+METRICS_TOPICS_MAX = 1000  # rows of the per-topic block
 
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000

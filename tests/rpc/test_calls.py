@@ -4,6 +4,7 @@ import logging
 
 import pytest
 import trio
+import trio.testing
 
 from topics.errors import INTERNAL, TOPIC_FULL, TopicsError, topic_not_found
 from topics.rpc import BodyTooLarge, Call, DeadlineExceeded, HeadTooLarge, PeerLost
@@ -66,10 +67,11 @@ async def test_replies_may_come_late_and_in_any_order(open_pair):
 
         for n in range(3):
             nursery.start_soon(caller, n)
-            await until(lambda n=n: len(waiting) > n)
+        await until(lambda: len(waiting) == 3)
+        by_number = {call.head["n"]: call for call in waiting}
         for n in (2, 0, 1):
-            waiting[n].reply({"n": n})
-            await until(lambda: len(order) >= [2, 0, 1].index(n) + 1)
+            by_number[n].reply({"n": n})
+            await trio.testing.wait_all_tasks_blocked()
         assert order == [2, 0, 1]
 
 

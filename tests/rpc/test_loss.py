@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.errors import TopicsError
-from topics.rpc import PeerLost, ProtocolError, VersionMismatch, connect, connect_unix, serve
+from topics.rpc import Call, PeerLost, ProtocolError, VersionMismatch, connect, connect_unix, serve
 from topics.rpc.outbox import Outbox
 from topics.rpc.wire import CALL, CREDIT, HELLO, ITEM, REPLY, Decoder, encode, hello, pack_head
 from topics.testing.rpc_pair import until
@@ -73,7 +73,8 @@ async def test_a_client_that_dies_at_every_byte_of_its_request(tiny_chunks, size
     request = hello() + message(CALL, ("x", None, 0, {}), bytes(size))
     for length in range(len(request) + 1):
         ours, theirs = trio.testing.memory_stream_pair()
-        calls, cancelled = [], []
+        calls: list[Call] = []
+        cancelled: list[Call] = []
 
         def handler(call, calls=calls, cancelled=cancelled):
             calls.append(call)
@@ -225,7 +226,7 @@ async def test_a_killed_process_fails_its_calls_at_once(tmp_path, method):
     server = start_server(path)
     try:
         assert await trio.to_thread.run_sync(server.stdout.readline) == b"ready\n"
-        failed = []
+        failed: list[type[TopicsError]] = []
 
         async def caller():
             try:

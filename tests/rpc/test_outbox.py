@@ -4,11 +4,11 @@ import itertools
 from collections import defaultdict
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from topics.rpc.outbox import FRAME_COST, Outbox
-from topics.rpc.wire import CANCEL, ITEM, REPLY, Decoder, encode, pack_head
+from topics.rpc.wire import CANCEL, ITEM, REPLY, Buffer, Decoder, encode, pack_head
 
 HEAD = pack_head({})
 
@@ -84,12 +84,32 @@ def test_messages_of_one_call_keep_their_order():
     assert done[1:] == [(1, size) for size in (3000, 5, 250, 7, 80)]
 
 
+def test_a_large_message_waits_for_earlier_small_ones_of_its_call():
+    outbox = Outbox()
+    for _ in range(50):  # more than one send takes
+        outbox.put(ITEM, 1, HEAD, bytes(40))
+    outbox.put(REPLY, 1, HEAD, bytes(900))
+    assert chained(drain(outbox)) == [(1, 40)] * 50 + [(1, 900)]
+
+
+def test_a_flood_of_small_messages_does_not_starve_a_large_one():
+    outbox, decoder = Outbox(), Decoder()
+    outbox.put(REPLY, 1, HEAD, bytes(900))
+    sends = 0
+    while not any(call_id == 1 for _, call_id, *_ in decoder.feed(b"".join(outbox.take()))):
+        outbox.sent()
+        for _ in range(10):
+            outbox.put(REPLY, 2, HEAD, bytes(40))
+        sends += 1
+        assert sends < 20
+
+
 def test_a_body_of_many_pieces_of_any_buffer_type():
     outbox = Outbox()
-    pieces = [b"a" * 30, bytearray(b"b" * 130), memoryview(b"c" * 300), b""]
+    pieces: list[Buffer] = [b"a" * 30, bytearray(b"b" * 130), memoryview(b"c" * 300), b""]
     outbox.put(REPLY, 1, HEAD, pieces)
     outbox.put(REPLY, 2, HEAD, [b"tiny", bytearray(b"!")])
-    found = {}
+    found: dict[int, bytes] = {}
     decoder = Decoder()
     while not outbox.empty:
         found |= {call_id: body for _, call_id, _, body in decoder.feed(b"".join(outbox.take()))}
@@ -152,6 +172,8 @@ steps = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=300, deadline=None)
 @given(steps)
+@example([("put", 1, 50), ("put", 1, 0), ("put", 1, 50)])
+@example([("put", 1, 40)] * 20 + [("put", 1, 900)])
 def test_any_history_decodes_in_order_per_call(history):
     outbox, decoder = Outbox(), Decoder()
     expected, found = defaultdict(list), defaultdict(list)

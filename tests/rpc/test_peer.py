@@ -67,7 +67,7 @@ async def test_it_comes_back_after_a_restart(path, attempts):
                 assert (await shard.call("echo", {"turn": turn})).head == {"turn": turn}
                 server.start_soon(expect_lost, shard, "wait")
                 await trio.testing.wait_all_tasks_blocked()
-                await shard._connection.aclose()
+                await (await shard.connect()).aclose()
                 server.cancel_scope.cancel()
             assert not shard.connected
         assert len(attempts) == 3

@@ -3,7 +3,6 @@
 import os
 import socket
 import stat
-from os.path import exists
 
 import pytest
 import trio
@@ -19,7 +18,7 @@ async def test_the_socket_is_private_and_goes_with_the_server(tmp_path):
         await nursery.start(serve_unix, path, HANDLERS)
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
         nursery.cancel_scope.cancel()
-    assert not exists(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_a_stale_socket_is_replaced(tmp_path):
@@ -53,7 +52,7 @@ async def test_a_successor_keeps_its_socket(tmp_path):
         connection = await connect_unix(path, nursery)
         await connection.call("echo", {})
         nursery.cancel_scope.cancel()
-    assert not exists(path)
+    assert list(tmp_path.iterdir()) == []
 
 
 async def test_nobody_there(tmp_path):

@@ -179,3 +179,7 @@ def test_packing_survives_a_failure():
     with pytest.raises(TypeError):
         pack_head({"x": object()})
     assert pack_head({"x": 1}) == msgpack.packb({"x": 1})
+
+
+def test_maps_inside_a_head_may_have_integer_keys():
+    assert Decoder().feed(encode(CALL, 1, pack_head({"cursors": {1: 2}}))) == [(CALL, 1, {"cursors": {1: 2}}, b"")]

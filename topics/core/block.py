@@ -20,13 +20,16 @@ Block body, little endian (in a WAL frame as it is; in a data file followed by a
 Trailer in a data file: XXH3-64 of the body (seeded per file, so that stale bytes of another file never check), then
 n delete flags (0xD5 = deleted, every other value = live) which lie inside frame_len but outside the checksum: a
 flag is flipped in place without rewriting anything, and a torn flip leaves a live record live.
+
+A reader refuses what it does not know (another version, kind or flag) instead of guessing: no writer of this version
+sets kind 1 or the flags 4 and 8, whose places are taken for later.
 """
 
 import struct
 import sys
 from array import array
-from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from operator import lt
 
 import xxhash
 
@@ -34,6 +37,7 @@ from topics.limits import BLOCK_RECORDS_MAX, BLOCK_TEXT_BYTES
 
 HEADER = struct.Struct("<IBBHQQIIIIQQQQ")
 VERSION = 1
+DIRECT = 0
 FLAG_CRLF, FLAG_TAGS = 1, 2
 DELETED = 0xD5
 COLUMN_BYTES = 20
@@ -114,7 +118,7 @@ class Block:
         self.ends.append(len(body))
         self.ts.append(ts - self.base_ts)
         if tag:
-            self.tags += tag  # type: ignore[operator]
+            self.tags += tag
         self.tag_ends.append(len(self.tags))
         self.data_offs.append(data_off)
         self.meta_lens.append(meta_len)
@@ -142,8 +146,8 @@ class Block:
         return (
             len(self.ends) + len(other.ends) <= BLOCK_RECORDS_MAX
             and len(self.text) + len(other.text) < BLOCK_TEXT_BYTES
+            and self.base_ts <= other.base_ts
             and other.base_ts + other.ts[-1] - self.base_ts <= TS_DELTA_MAX
-            and isinstance(self.text, bytearray)
         )
 
     def extend(self, other: "Block") -> None:
@@ -155,7 +159,7 @@ class Block:
         shift = len(body)
         body += other.text
         tag_shift = len(self.tags)
-        self.tags += other.tags  # type: ignore[operator]
+        self.tags += other.tags
         ts_shift = other.base_ts - self.base_ts
         if len(other.ends) == 1:  # by far the most common case
             self.ends.append(shift + other.ends[0])
@@ -234,7 +238,7 @@ def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0) ->
     return b"".join(
         (
             HEADER.pack(
-                length, VERSION, 0, flags, block.first_seq, block.base_ts, n, text_len, text_len, side_len,
+                length, VERSION, DIRECT, flags, block.first_seq, block.base_ts, n, text_len, text_len, side_len,
                 topic_id, epoch, 0, 0,
             ),
             block.ends.tobytes(),
@@ -275,15 +279,25 @@ class BlockHead:
 
     __slots__ = ("base_ts", "epoch", "first_seq", "flags", "frame_len", "n", "side_len", "text_len", "topic_id")
 
+    frame_len: int
+    flags: int
+    first_seq: int
+    base_ts: int
+    n: int
+    text_len: int
+    side_len: int
+    topic_id: int
+    epoch: int
+
     def __init__(self, data: bytes | memoryview, offset: int = 0) -> None:
         if len(data) - offset < HEADER.size:
             raise BadBlock("block header is cut off")
         (
-            self.frame_len, version, _kind, self.flags, self.first_seq, self.base_ts, self.n, self.text_len, stored,
+            self.frame_len, version, kind, self.flags, self.first_seq, self.base_ts, self.n, self.text_len, stored,
             self.side_len, self.topic_id, self.epoch, _source_epoch, _source_seq,
         ) = HEADER.unpack_from(data, offset)  # fmt: skip
-        if version != VERSION:
-            raise BadBlock(f"block version {version} is not known")
+        if version != VERSION or kind != DIRECT or self.flags & ~(FLAG_CRLF | FLAG_TAGS):
+            raise BadBlock(f"block version {version}, kind {kind}, flags {self.flags:#x} is not known")
         if not 1 <= self.n <= BLOCK_RECORDS_MAX or stored != self.text_len:
             raise BadBlock("block header is not plausible")
         if self.frame_len not in (self.body_len, self.body_len + CHECKSUM_BYTES + self.n):
@@ -314,13 +328,19 @@ def decode_block(data: bytes | memoryview, offset: int = 0) -> tuple[Block, Bloc
     at += head.side_len
     block.text = bytes(view[at:])
     block.crlf = bool(head.flags & FLAG_CRLF)
-    if (
-        block.ends[-1] != head.text_len
-        or ((block.nodes or any(block.node_ids))
-        and max(block.node_ids) > len(block.nodes))
-    ):
-        raise BadBlock("block columns do not fit its text")
+    _check_columns(block, head)
     return block, head
+
+
+def _check_columns(block: Block, head: BlockHead) -> None:
+    """Only a bug can get past the checksum, but lengths computed from bad columns would fail far from here."""
+    ends, tag_ends = block.ends, block.tag_ends
+    if ends[-1] != head.text_len or not ends[0] or not all(map(lt, ends, ends[1:])):
+        raise BadBlock("block columns do not fit its text")
+    if bool(block.tags) != bool(head.flags & FLAG_TAGS) or (block.tags and sorted(tag_ends) != tag_ends.tolist()):
+        raise BadBlock("block columns do not fit its tags")
+    if max(block.node_ids) > len(block.nodes):
+        raise BadBlock("a record names a node that the dictionary does not have")
 
 
 def _columns(view: memoryview, n: int) -> Iterator[tuple[str, "array[int] | bytearray"]]:
@@ -359,7 +379,7 @@ def check_frame(frame: bytes | memoryview, seed: int) -> BlockHead:
     """The head of a data-file frame whose checksum holds; raises BadBlock otherwise."""
     head = BlockHead(frame)
     end = head.body_len
-    if len(frame) < end + CHECKSUM_BYTES + head.n:
+    if head.frame_len != end + CHECKSUM_BYTES + head.n or len(frame) < head.frame_len:
         raise BadBlock("frame is cut off")
     (stored,) = _U64.unpack_from(frame, end)
     if xxhash.xxh3_64_intdigest(memoryview(frame)[:end], seed) != stored:
@@ -370,18 +390,16 @@ def check_frame(frame: bytes | memoryview, seed: int) -> BlockHead:
 def coalesce(blocks: Sequence[Block]) -> list[Block]:
     """The same records in as few blocks as the limits allow. Blocks must be in seq order; gaps are kept apart."""
     out: list[Block] = []
+    own = False  # whether the last block out is a copy that may grow; blocks given are never changed
     for block in blocks:
-        last = out[-1] if out else None
-        if last is not None and last.last_seq + 1 == block.first_seq and last.takes(block):
-            last.extend(block)
-            continue
-        fresh = Block(block.first_seq, block.base_ts)
-        fresh.extend(block)
-        out.append(fresh)
+        if out and out[-1].last_seq + 1 == block.first_seq and out[-1].takes(block):
+            if not own:
+                fresh = Block(out[-1].first_seq, out[-1].base_ts)
+                fresh.extend(out[-1])
+                out[-1] = fresh
+                own = True
+            out[-1].extend(block)
+        else:
+            out.append(block)
+            own = False
     return out
-
-
-def fit_bytes(block: Block, low: int, high: int, budget: int) -> int:
-    """The largest `end` in (low, high] whose records' text fits the budget; at least one record."""
-    limit = block.start(low) + budget
-    return max(low + 1, min(high, bisect_right(block.ends, limit, low, high)))

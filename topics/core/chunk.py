@@ -5,6 +5,7 @@ eviction, expiry and deletion need nothing else, so they never read a file.
 """
 
 from array import array
+from collections.abc import Iterator
 
 from topics.core.block import Block
 
@@ -82,6 +83,17 @@ class Chunk:
         self.live_bytes += added
         self.tagged = self.tagged or bool(block.tags)
         return added
+
+    def dead_runs(self) -> Iterator[tuple[int, int]]:
+        """Runs [low, high) of dead records."""
+        low = 0
+        while self.dead >> low:
+            rest = self.dead >> low
+            low += (rest & -rest).bit_length() - 1
+            ones = ~(self.dead >> low)
+            high = low + (ones & -ones).bit_length() - 1
+            yield low, high
+            low = high
 
     def first_live(self) -> int:
         """Index of the first record that is not dead; len(self) if there is none."""

@@ -90,8 +90,8 @@ def _select(topic: Topic, start: int, query: Diff) -> tuple[list[Window], int, i
 
 
 def _settle(topic: Topic, last: int, stop: int) -> int:
-    """The cursor after a full window: past trailing dead records when nothing live follows before `stop`."""
-    return stop - 1 if topic.next_live(last) >= stop else last
+    """The cursor after a full window: just before the next record there is, so that removed ones are skipped once."""
+    return min(topic.next_live(last), stop) - 1
 
 
 def _fit(chunk: Chunk, low: int, high: int, room: int, budget: int, *, first: bool) -> tuple[int, int, int]:

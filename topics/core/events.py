@@ -37,9 +37,12 @@ class TopicCreated(msgspec.Struct, frozen=True):
 
 
 class TopicUpdated(msgspec.Struct, frozen=True):
+    """`head_seq` is the head at that moment: the log alone does not know it while a topic is resident-only."""
+
     topic_id: int
     config: TopicConfig
     ts: int
+    head_seq: int
 
 
 class TopicRemoved(msgspec.Struct, frozen=True):
@@ -57,11 +60,15 @@ class Appended(msgspec.Struct, frozen=True):
 
 
 class RecordsDeleted(msgspec.Struct, frozen=True):
-    """Everything below `before_seq` (0: nothing by position) and the seqs in `ranges` (a match, already resolved)."""
+    """Everything below `before_seq` (0: nothing by position) and the seqs in `ranges` (a match, already resolved).
+
+    What had expired by `ts` is not deleted: it was lost before, and readers are told.
+    """
 
     topic_id: int
     before_seq: int
     ranges: SeqRanges | None
+    ts: int
 
 
 class CeilingReserved(msgspec.Struct, frozen=True):
@@ -104,14 +111,14 @@ def encode_event(event: Event) -> tuple[int, list[bytes]]:
         return APPENDED, _encode_appended(event)
     if type(event) is RecordsDeleted:
         ranges = event.ranges.encode() if event.ranges is not None else None
-        return DELETED, [_pack([event.topic_id, event.before_seq, ranges])]
+        return DELETED, [_pack([event.topic_id, event.before_seq, ranges, event.ts])]
     if type(event) is CreatedAndAppended:
         created = _encode_created(event.created)
         return BOTH, [_LENGTH.pack(len(created)), created, *_encode_appended(event.appended)]
     if type(event) is TopicCreated:
         return CREATED, [_encode_created(event)]
     if type(event) is TopicUpdated:
-        return UPDATED, [_pack([event.topic_id, to_wire(event.config), event.ts])]
+        return UPDATED, [_pack([event.topic_id, to_wire(event.config), event.ts, event.head_seq])]
     if type(event) is TopicRemoved:
         return REMOVED, [_pack([event.topic_id])]
     if type(event) is CeilingReserved:
@@ -146,12 +153,12 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     if kind == CREATED:
         return _decode_created(fields)
     if kind == UPDATED:
-        return TopicUpdated(fields[0], from_wire(fields[1]), fields[2])
+        return TopicUpdated(fields[0], from_wire(fields[1]), fields[2], fields[3])
     if kind == REMOVED:
         return TopicRemoved(fields[0])
     if kind == DELETED:
         ranges = SeqRanges.decode(fields[2]) if fields[2] is not None else None
-        return RecordsDeleted(fields[0], fields[1], ranges)
+        return RecordsDeleted(fields[0], fields[1], ranges, fields[3])
     if kind == RESERVED:
         return CeilingReserved(fields[0], fields[1])
     if kind == LOST:

@@ -60,7 +60,7 @@ class Evicted:
 
 
 class Holes:
-    """Lost ranges inside the log, ascending and disjoint."""
+    """Lost ranges inside the log, ascending and disjoint. A crash or a damaged block adds one, so there are few."""
 
     __slots__ = ("items",)
 
@@ -69,12 +69,14 @@ class Holes:
 
     def add(self, first: int, last: int, reason: str) -> None:
         """Enter a lost range. What overlaps an earlier entry is already told, so repeating a recovery adds nothing."""
+        for hole in self.within(first, last):
+            self._insert(first, hole.first - 1, reason)
+            first = hole.last + 1
+        self._insert(first, last, reason)
+
+    def _insert(self, first: int, last: int, reason: str) -> None:
+        """Enter a range that no entry overlaps."""
         items = self.items
-        for hole in items:
-            if hole.first <= first <= hole.last:
-                first = hole.last + 1
-            if hole.first <= last <= hole.last:
-                last = hole.first - 1
         if first > last:
             return
         index = bisect_left(items, first, key=lambda hole: hole.first)
@@ -82,13 +84,6 @@ class Holes:
             items[index - 1] = Hole(items[index - 1].first, last, reason)
         else:
             items.insert(index, Hole(first, last, reason))
-        if len(items) > RANGES_MAX:
-            self._merge_oldest()
-
-    def _merge_oldest(self) -> None:
-        """Merging only widens what is reported as lost; the two oldest lie far below any cursor in use."""
-        first, second = self.items[:2]
-        self.items[:2] = [Hole(first.first, second.last, second.reason)]
 
     def after(self, seq: int) -> Hole | None:
         """The first hole that reaches above `seq`."""

@@ -228,6 +228,5 @@ _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$")
 def _friendly(message: str) -> str:
     """msgspec's message with the path first: "records[0].tag: expected `str | null`, got `int`"."""
     found = _AT.match(message)
-    if not found or not found["path"]:
-        return message
-    return f"{found['path']}: {found['what'][0].lower()}{found['what'][1:]}"
+    what, path = (found["what"], found["path"]) if found else (message, "")
+    return f"{path or 'the body'}: {what[0].lower()}{what[1:]}"

@@ -46,6 +46,7 @@ class ShardState:
         self.free_slots: list[int] = []
         self.keys = 0
         self.now_ms = 0
+        self.replaying = False
         self.damaged = False  # the log that is being replayed had a corrupt stretch
 
     def find(self, name: str) -> Topic:
@@ -80,7 +81,7 @@ def decide_create(state: ShardState, name: str, config: TopicConfig, now_ms: int
 def decide_update(topic: Topic, patch: ConfigPatch, now_ms: int) -> TopicUpdated | None:
     """None if the patch changes nothing."""
     merged = configs.merge(topic.config, patch, topic.name)
-    return None if merged is topic.config else TopicUpdated(topic.id, merged, now_ms)
+    return None if merged is topic.config else TopicUpdated(topic.id, merged, now_ms, topic.next_seq - 1)
 
 
 def config_of_new(name: str, request: Append) -> TopicConfig:
@@ -170,9 +171,10 @@ def apply(state: ShardState, event: Event, lsn: int) -> Any:
         return None
     topic.applied_lsn = lsn
     if type(event) is RecordsDeleted:
+        topic.expire(event.ts)
         return topic.delete(event.before_seq, event.ranges)
     if type(event) is TopicUpdated:
-        return _apply_updated(topic, event)
+        return _apply_updated(state, topic, event)
     if type(event) is TopicRemoved:
         return _apply_removed(state, topic)
     assert type(event) is RangeLost
@@ -211,12 +213,20 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     if event.key:
         if topic.keys is None:
             topic.keys = KeyWindow()
-        state.keys += 1 - topic.keys.forget_before(event.ts - topic.config.idempotency_window_ms)
+        before = len(topic.keys)
+        topic.keys.forget_before(event.ts - topic.config.idempotency_window_ms)
         topic.keys.add(event.key, Remembered(event.first_seq, event.count, event.ts))
+        state.keys += len(topic.keys) - before
     return topic
 
 
-def _apply_updated(topic: Topic, event: TopicUpdated) -> Topic:
+def _apply_updated(state: ShardState, topic: Topic, event: TopicUpdated) -> Topic:
+    topic.expire(event.ts)  # by the old rule: what readers saw expire does not come back under a longer one
+    if state.replaying and topic.config.durability == "ephemeral":
+        # Nothing was logged while it was resident-only, not even deletes: what the log has from before cannot stand.
+        topic.head_seq = max(topic.head_seq, event.head_seq)
+        topic.next_seq = topic.head_seq + 1
+        topic.lose_all(CRASH)
     topic.config = event.config
     topic.expire(event.ts)
     topic.enforce_caps()

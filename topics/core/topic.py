@@ -49,6 +49,7 @@ class Topic:
         "last_write_ms",
         "name",
         "next_seq",
+        "packs_from",
         "parked",
         "pending",
         "pending_bytes",
@@ -86,6 +87,7 @@ class Topic:
         self.reserved = 0  # the ceiling that is on its way to the log
         self.slot = 0  # cell of the head register
         self.dirty = False
+        self.packs_from = 0  # packs with a lower id hold only superseded copies of its records
         self.flips: list[Chunk] | None = None  # stored chunks whose delete flags are behind
         # Writes that are logged but not durable yet.
         self.published = False
@@ -127,6 +129,14 @@ class Topic:
         if from_seq + 1 >= self.evicted.floor and not self.holes.items:
             return None
         return find_gap(self.evicted, self.holes, from_seq, self.next_live(from_seq))
+
+    def take_waiting(self) -> list[Callable[[], None]]:
+        """Commands that wait for a pending one; nothing waits any more."""
+        waiting = list(self.parked or ())
+        for retries in (self.pending_keys or {}).values():
+            waiting += retries
+        self.parked, self.pending_keys = None, None
+        return waiting
 
     # --- growing --------------------------------------------------------------------------------------------------
 
@@ -258,6 +268,14 @@ class Topic:
                 self.flips.append(chunk)
             deleted += count
         return deleted
+
+    def unflipped(self) -> SeqRanges:
+        """Deleted seqs that the flags in their files do not show yet; some may have expired or been evicted."""
+        ranges = SeqRanges()
+        for chunk in self.flips or ():
+            for low, high in chunk.dead_runs():
+                ranges.add(chunk.first_seq + low, chunk.first_seq + high - 1)
+        return ranges
 
     def prune(self) -> None:
         """Forget chunks inside the log that have no live record left."""

@@ -101,16 +101,16 @@ class Call:
         return self._try_send(pack_head(head), body, pieces_of(body)[1])
 
     async def send(self, head: Mapping[str, Any], body: Body = b"") -> None:
-        """One message of a stream; waits for a credit and for room. Cancelled while waiting, nothing was sent.
+        """One message of a stream; waits for a credit and for room. Cancelled, this message was not sent.
 
-        Raises CallCancelled if the caller is gone.
+        Raises CallCancelled if the caller is gone. Other tasks run only when it has to wait, which is at the latest
+        when the credits are used up: messages sent in between leave together.
         """
         await trio.lowlevel.checkpoint_if_cancelled()
         packed, size = pack_head(head), pieces_of(body)[1]
         while not self._try_send(packed, body, size):
             assert self._lot is not None
             await (self._link.room if self._credits else self._lot).park()
-        await trio.lowlevel.cancel_shielded_checkpoint()
 
     def grant(self, credits: int) -> None:
         """For the connection: the caller takes that many more messages."""

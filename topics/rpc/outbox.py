@@ -25,7 +25,7 @@ FRAME_COST = 64  # what a queued message costs in memory beside its bytes
 class _Bulk:
     """A message that leaves piece by piece."""
 
-    __slots__ = ("call_id", "charged", "huge", "left", "opened", "prefix", "then", "total", "views")
+    __slots__ = ("after", "call_id", "charged", "huge", "left", "opened", "prefix", "then", "total", "views")
 
     def __init__(self, kind: int, call_id: int, head: bytes, views: list[memoryview], total: int) -> None:
         self.call_id = call_id
@@ -35,6 +35,7 @@ class _Bulk:
         self.left = total
         self.charged = len(self.prefix) + total + FRAME_COST
         self.huge = False
+        self.after = 0  # small messages that have to leave first: some may be of the same call
         self.opened = False  # counts in the receiver's budget of unfinished bodies
         self.then: list[tuple[int, bytes, Body, int]] = []  # later messages of the same call, with their cost
 
@@ -61,6 +62,7 @@ class Outbox:
         self.queued_bytes = 0  # everything but the one huge body, also what is being sent right now
         self.wake = on_pending  # set while the writer sleeps
         self._small: list[bytes] = []
+        self._small_taken = 0  # how many have left, ever
         self._join_bytes = limits.RPC_JOIN_BYTES
         self._turns: deque[_Bulk] = deque()  # larger messages under way, next one first
         self._unopened: deque[_Bulk] = deque()  # those that have to wait for the receiver's budget
@@ -109,7 +111,12 @@ class Outbox:
         batch: list[Buffer] = []
         budget = limits.RPC_SEND_BATCH_BYTES - self._take_small(batch)
         self._open_more()
-        while self._turns:
+        passed = 0  # bulks that have to wait for small messages of a later send
+        while passed < len(self._turns):
+            if self._turns[0].after > self._small_taken:
+                self._turns.rotate(-1)
+                passed += 1
+                continue
             budget -= self._take_turn(batch)
             if budget < limits.RPC_CHUNK_BYTES:
                 break
@@ -137,6 +144,7 @@ class Outbox:
 
     def _put_bulk(self, bulk: _Bulk) -> None:
         self._bulk_of[bulk.call_id] = bulk
+        bulk.after = self._small_taken + len(self._small)
         if self._huge is None and bulk.total > limits.RPC_SEND_QUEUE_BYTES // 4:
             bulk.huge = True
             self._huge = bulk
@@ -155,6 +163,7 @@ class Outbox:
             sizes = accumulate(map(len, frames))
             count = 1 + sum(1 for _ in takewhile(lambda size: size < limits.RPC_SEND_BATCH_BYTES, sizes))
             frames, self._small = frames[:count], frames[count:]
+        self._small_taken += len(frames)
         joined = b"".join(frames)
         batch.append(joined)
         self._taken_cost += len(joined) + len(frames) * FRAME_COST

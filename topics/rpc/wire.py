@@ -157,7 +157,7 @@ class Decoder:
             head: Any = None
             if head_len:
                 try:
-                    head = unpack(data[start:cut])
+                    head = unpack(data[start:cut], strict_map_key=False)
                 except Exception as error:  # msgpack raises whatever the bytes provoke
                     raise ProtocolError(f"head of frame kind {kind} is not valid msgpack") from error
             if kind >= CANCEL or body_len > _CHUNK_BYTES or self._unfinished:

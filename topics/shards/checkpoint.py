@@ -1,9 +1,13 @@
 """Checkpoints: move what the log holds into data files, so that the log can be cut.
 
 In the loop, `capture` notes each dirty topic at one instant (its scalars and its chunks that have no segment yet;
-from then on those chunks do not change). In a thread, `write` stores blocks, flips delete flags and appends to the
-snapshot, in that order, each synced before the next. Back in the loop, `install` points the topics at the files.
-Last, `sweep` retires log files and data files that nothing needs.
+from then on those chunks do not change). In a thread, `write` stores blocks, appends to the snapshot and flips delete
+flags, in that order, each synced before the next. Back in the loop, `install` points the topics at the files. Last,
+`sweep` retires log files and data files that nothing needs.
+
+The snapshot never runs ahead of the log: `write` may begin when the log is durable up to `needs_lsn`. And flags never
+run ahead of the snapshot, or a replay from an older one would count records that were live then as dead, and evict
+others than it did. Until its flags are synced, a delete stands in its topic's snapshot entry.
 
 A crash before the snapshot's commit leaves files nobody refers to (recovery removes them) and the whole log; after
 it, the new state. Each topic carries the lsn up to which it was captured, so frames above the cut are replayed only
@@ -13,7 +17,9 @@ Small topics share one pack per checkpoint. A topic gets a segment of its own wh
 records or PACK_TOPIC_BYTES. Blocks that trickle into many packs are rewritten together now and then.
 """
 
+import logging
 import os
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -31,6 +37,7 @@ from topics.shards.files import File, Files
 if TYPE_CHECKING:
     from topics.shards.store import Store
 
+log = logging.getLogger(__name__)
 PACK_CHUNKS_MAX = 64  # chunks of one topic in packs before they are rewritten as one run
 PACKS_MAX = 32  # packs of a shard before the emptiest are merged
 PACK_MERGE_BYTES = 8 * limits.MIB  # what one checkpoint rewrites at most to merge packs
@@ -62,6 +69,7 @@ class Capture(msgspec.Struct):
     sources: list[Source]
     last_seq: int
     segment: bool  # its sources make up at least one segment
+    packs_from: int  # as the topic's, once this is installed
     outputs: list[Output] = []
 
 
@@ -72,6 +80,7 @@ class Flip(msgspec.Struct):
     chunk: Chunk
     handle: File
     flags: bytes
+    done: bool = False
 
 
 class Checkpoint:
@@ -88,7 +97,8 @@ class Checkpoint:
         self.commit = snapshot.Commit()
         self.commit.cut_lsn = engine.durable_lsn  # everything up to here is applied
         self.retired: list[DataFile] = []
-        self.committing = False  # a failure from here on leaves the snapshot in doubt
+        self.committing = False  # a failure now leaves the snapshot in doubt
+        self.needs_lsn = 0  # the log must be durable up to here before `write`
         engine.wal_bytes = 0
 
     # --- in the loop ----------------------------------------------------------------------------------------------
@@ -116,20 +126,33 @@ class Checkpoint:
             return
         if topic.flips:
             topic.prune()  # a stored chunk without a live record no longer holds its file
-            self.flips += [
-                Flip(topic, chunk, self._store.handles.get(chunk.file), flags_from_mask(chunk.dead, len(chunk)))
-                for chunk in topic.flips
-                if not chunk.gone and chunk.file is not None
-            ]
-            topic.flips = None
-        sources, segment = self._sources(topic) if topic.config.durability != "ephemeral" else ([], False)
+            topic.flips = [chunk for chunk in topic.flips if self._is_stored(chunk)]
+            self.flips += [self._flip_of(topic, chunk) for chunk in topic.flips]
+        sources, segment, whole = self._sources(topic)
         if sources:
             topic.close_tags()
             topic.chunks[-1].open = False
-        self.captures.append(Capture(topic, snapshot.encode_topic(topic), sources, topic.head_seq, segment))
+        packs_from = self._store.next_file_id if whole else topic.packs_from
+        entry = snapshot.encode_topic(topic, packs_from)
+        topic.flips = None
+        self.captures.append(Capture(topic, entry, sources, topic.head_seq, segment, packs_from))
+        self.needs_lsn = max(self.needs_lsn, topic.applied_lsn)
 
-    def _sources(self, topic: Topic) -> tuple[list[Source], bool]:
-        """The chunks to write: those that are only in memory, or the whole unsealed end of the log."""
+    def _is_stored(self, chunk: Chunk) -> bool:
+        """Whether its file stays. A chunk that is dead as a whole still stands in a file that others need."""
+        return chunk.file is not None and chunk.file.chunks > 0 and chunk.file.id in self._store.data_files
+
+    def _flip_of(self, topic: Topic, chunk: Chunk) -> Flip:
+        assert chunk.file is not None
+        return Flip(topic, chunk, self._store.handles.get(chunk.file), flags_from_mask(chunk.dead, len(chunk)))
+
+    def _sources(self, topic: Topic) -> tuple[list[Source], bool, bool]:
+        """The chunks to write: those that are only in memory, or the whole unsealed end of the log.
+
+        Also whether they make up a segment, and whether they are the whole end, which no older pack holds then.
+        """
+        if topic.config.durability == "ephemeral":
+            return [], False, False
         unsealed: list[Chunk] = []
         for chunk in reversed(topic.chunks):
             if chunk.file is not None and chunk.file.kind == SEGMENT:
@@ -145,8 +168,8 @@ class Checkpoint:
         )
         segment = segment or (bool(unsealed) and self._aged(topic, unsealed[0]))
         if not segment and len(unsealed) - len(fresh) < PACK_CHUNKS_MAX and not self._rewrites(unsealed):
-            return [self._source(chunk) for chunk in fresh], False
-        return [self._source(chunk) for chunk in unsealed], segment
+            return [self._source(chunk) for chunk in fresh], False, False
+        return [self._source(chunk) for chunk in unsealed], segment, True
 
     def _aged(self, topic: Topic, oldest: Chunk) -> bool:
         """A topic that already has segments closes its unsealed end after the segment age."""
@@ -184,7 +207,8 @@ class Checkpoint:
     # --- in a thread ----------------------------------------------------------------------------------------------
 
     def write(self) -> None:
-        """Make it durable. An OSError before the snapshot's commit abandons the checkpoint; see Store."""
+        """Make it durable. After an OSError `abandon` it, or, if `committing`, restart the shard from disk."""
+        assert self._store.engine.durable_lsn >= self.needs_lsn
         files = self._store.files
         packed: list[tuple[Capture, Stored]] = []
         for capture in self.captures:
@@ -194,10 +218,12 @@ class Checkpoint:
             packed += [(capture, stored) for stored in blocks]
         if packed:
             self._write_pack(files, packed)
-        self._flip(files)
         self.commit.next_file_id = self._store.next_file_id
-        self.committing = True
-        self._store.snapshot_log.commit(((c.topic.id, c.entry) for c in self.captures), self.commit)
+        try:
+            self._store.snapshot_log.commit(((c.topic.id, c.entry) for c in self.captures), self.commit)
+        finally:
+            self.committing = self._store.snapshot_log.in_doubt
+        self._flip()
 
     def _write_segments(self, files: Files, capture: Capture, blocks: list[Stored]) -> list[Stored]:
         """Store full segments; what is left over and small goes to the pack."""
@@ -231,15 +257,22 @@ class Checkpoint:
             capture.outputs.append(Output(stored.block, stored.dead, info, entry))
         self.commit.added.append(info)
 
-    def _flip(self, files: Files) -> None:
-        """Write delete flags in place, then sync each touched file once, before the log that knew of them goes."""
-        touched: dict[int, File] = {}
+    def _flip(self) -> None:
+        """Write delete flags in place, then sync each touched file once. If that fails the snapshot still knows."""
+        by_file: dict[int, list[Flip]] = defaultdict(list)
         for flip in self.flips:
-            chunk = flip.chunk
-            flip.handle.write_at(chunk.offset + chunk.length - len(flip.flags), [flip.flags])
-            touched[id(flip.handle)] = flip.handle
-        for handle in touched.values():
-            handle.sync()
+            by_file[id(flip.handle)].append(flip)
+        for flips in by_file.values():
+            try:
+                for flip in flips:
+                    chunk = flip.chunk
+                    flip.handle.write_at(chunk.offset + chunk.length - len(flip.flags), [flip.flags])
+                flips[0].handle.sync()
+            except OSError as error:
+                log.warning("delete flags could not be written, the next checkpoint tries again: %s", error)
+                continue
+            for flip in flips:
+                flip.done = True
 
     # --- in the loop again ----------------------------------------------------------------------------------------
 
@@ -249,12 +282,14 @@ class Checkpoint:
         for info in self.commit.added:
             store.data_files[info.id] = info
         for flip in self.flips:
-            flip.chunk.flags_dirty = flip.flags != flags_from_mask(flip.chunk.dead, len(flip.chunk))
-            if flip.chunk.flags_dirty and not flip.chunk.gone:
+            flip.chunk.flags_dirty = False
+            if not flip.done or flip.flags != flags_from_mask(flip.chunk.dead, len(flip.chunk)):
                 _owe_flip(store, flip)
         for capture in self.captures:
-            if capture.sources and store.engine.state.by_id.get(capture.topic.id) is capture.topic:
-                _install(store, capture)
+            if store.engine.state.by_id.get(capture.topic.id) is capture.topic:
+                capture.topic.packs_from = capture.packs_from
+                if capture.sources:
+                    _install(store, capture)
             yield
 
     def abandon(self) -> None:
@@ -266,11 +301,10 @@ class Checkpoint:
                 engine.dirty.add(topic)
         engine.removed_topics = self.removed + engine.removed_topics
         for flip in self.flips:
-            if not flip.chunk.gone:
-                _owe_flip(self._store, flip)
+            _owe_flip(self._store, flip)
         for info in self.commit.added:
             for path in (info.path, datafile.index_path(info.path)):
-                self._store.files.unlink(path)
+                _unlink(self._store.files, path)
 
     # --- in a thread again ----------------------------------------------------------------------------------------
 
@@ -280,20 +314,34 @@ class Checkpoint:
         directories = set()
         for info in self.retired:
             for path in (info.path, datafile.index_path(info.path)):
-                files.unlink(path)
+                _unlink(files, path)
             if info.kind == SEGMENT:
                 directories.add(f"segments/{info.topic_id}")
         for directory in directories:
             files.remove_dir(directory)
         for number in self._store.take_trimmable(self.commit.cut_lsn):
-            wal.retire(files, number)
+            try:
+                wal.retire(files, number)
+            except OSError as error:
+                log.warning("a log file that is no longer needed stays: %s", error)
+
+
+def _unlink(files: Files, path: str) -> None:
+    """Nothing refers to this file: if it stays, recovery removes it."""
+    try:
+        files.unlink(path)
+    except OSError as error:
+        log.warning("a data file that is no longer needed stays: %s", error)
 
 
 def _owe_flip(store: "Store", flip: Flip) -> None:
     """The next checkpoint of the topic writes the flags again."""
     topic = flip.topic
-    flip.chunk.flags_dirty = True
-    topic.flips = [*(topic.flips or []), flip.chunk]
+    if topic.id not in store.engine.state.by_id:
+        return
+    if not flip.chunk.flags_dirty or flip.chunk not in (topic.flips or ()):
+        flip.chunk.flags_dirty = True
+        topic.flips = [*(topic.flips or []), flip.chunk]
     if not topic.dirty:
         topic.dirty = True
         store.engine.dirty.add(topic)
@@ -372,7 +420,7 @@ def _install(store: "Store", capture: Capture) -> None:
     old = [chunk for chunk in topic.chunks if id(chunk) in captured]
     if old:
         at = topic.chunks.index(old[0])
-        stored = [chunk for output in capture.outputs if (chunk := _stored_chunk(topic, output, old)) is not None]
+        stored = [chunk for output in capture.outputs if (chunk := _stored_chunk(topic, output, old)).live]
         others = [chunk for chunk in topic.chunks[at:] if id(chunk) not in captured]
         topic.chunks[at:] = sorted(stored + others, key=lambda chunk: chunk.first_seq)
         for chunk in stored:
@@ -382,10 +430,12 @@ def _install(store: "Store", capture: Capture) -> None:
             if chunk.file is not None:
                 chunk.file.chunks -= 1
                 chunk.file.live -= chunk.live
+    if topic.flips:  # what was deleted in them meanwhile is owed by their successors
+        topic.flips = [chunk for chunk in topic.flips if id(chunk) not in captured]
     topic.drop_tags(capture.last_seq)
 
 
-def _stored_chunk(topic: Topic, output: Output, old: list[Chunk]) -> Chunk | None:
+def _stored_chunk(topic: Topic, output: Output, old: list[Chunk]) -> Chunk:
     block = output.block
     n = len(block)
     chunk = Chunk(block.first_seq, block.base_ts, block.ts, block.sizes())
@@ -397,14 +447,15 @@ def _stored_chunk(topic: Topic, output: Output, old: list[Chunk]) -> Chunk | Non
     dead = ~alive & ((1 << n) - 1)
     for low, high in _runs(dead, n):
         chunk.kill(low, high)
-    if not chunk.live:
-        return None
     chunk.block = block
     chunk.file = output.info
     chunk.offset, chunk.length = output.entry.offset, output.entry.frame_len
     chunk.tagged = bool(block.tags)
-    output.info.chunks += 1
-    output.info.live += chunk.live
+    if chunk.live:
+        output.info.chunks += 1
+        output.info.live += chunk.live
+    else:
+        chunk.gone = True
     if dead & ~output.dead:  # deleted since capture: the log still knows, the file does not
         chunk.flags_dirty = True
         topic.flips = [*(topic.flips or []), chunk]

@@ -51,7 +51,7 @@ class Committer:
         self._busy = False
         self._scheduled = False
         self._dead = False
-        self._quiet = trio.Event()
+        self._synced = trio.Event()
         self.rotated = trio.Event()
         self.sync_times = SyncTimes()
         self.batches = 0
@@ -65,11 +65,10 @@ class Committer:
             self._scheduled = True
             self._token.run_sync_soon(self._hand_over)
 
-    async def flushed(self) -> None:
-        """Wait until everything that was ever queued is durable. Returns at once if the log has failed."""
-        while self._engine.durable_lsn < self._engine.last_lsn and not self._dead:
-            self._quiet = trio.Event()
-            await self._quiet.wait()
+    async def flushed(self, lsn: int | None = None) -> None:
+        """Wait until everything up to `lsn`, or that was ever queued, is durable. Returns if the log has failed."""
+        while self._engine.durable_lsn < (self._engine.last_lsn if lsn is None else lsn) and not self._dead:
+            await self._synced.wait()
 
     def stop(self) -> None:
         """End the thread after what it was given; blocks until it has ended."""
@@ -96,12 +95,16 @@ class Committer:
 
     def _durable(self, lsn: int) -> None:
         self._engine.durable(lsn)
-        self._quiet.set()
+        self._wake_flushers()
+
+    def _wake_flushers(self) -> None:
+        self._synced.set()
+        self._synced = trio.Event()
 
     def _failed(self, reason: str) -> None:
         self._dead = True
         self._engine.poison(reason)
-        self._quiet.set()
+        self._wake_flushers()
         self._on_poison(reason)
 
     # --- in the thread --------------------------------------------------------------------------------------------

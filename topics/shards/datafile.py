@@ -18,20 +18,37 @@ file id u64, topic id u64 (segments), 16 bytes reserved, XXH3-64 of bytes 0..56)
       …  16·t  tag run: seq u64, offset of the tag u32, length u16, 0 u16, sorted by (tag, seq); segments only
       …     …  tag bytes (quoted tags, equal ones stored once)
       …     8  XXH3-64 of everything before
+
+A block that no longer checks stays in the index, so that a reader who meets it finds out and its range is reported.
+Only bytes in which not even the header of a block can be read are left out, and `Index.lost_bytes` says so.
 """
 
+import logging
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import xxhash
 
-from topics.core.block import BadBlock, Block, check_frame, decode_block, encode_frame, mask_from_flags
+from topics.core.block import (
+    DIRECT,
+    BadBlock,
+    Block,
+    BlockHead,
+    check_frame,
+    decode_block,
+    encode_frame,
+    mask_from_flags,
+)
+from topics.core.block import VERSION as BLOCK_VERSION
 from topics.core.chunk import Chunk, DataFile
+from topics.core.match import prefix_end
 from topics.core.tags import Pattern
 from topics.shards.files import File, Files
 
+log = logging.getLogger(__name__)
 DATA_MAGIC, INDEX_MAGIC = b"TOPICSDF", b"TOPICSIX"
 VERSION = 1
 SEGMENT, PACK = "segment", "pack"
@@ -43,6 +60,8 @@ _TAG = struct.Struct("<QIHH")
 _U64 = struct.Struct("<Q")
 HEADER_BYTES = _DATA_HEADER.size
 ENTRY_TAGGED = 1
+STRETCH = 128  # tag entries that are looked at in one read at the end of a search
+SLICE_BYTES = 1 << 16  # of the tag run in one read
 
 assert HEADER_BYTES == _INDEX_HEADER.size == 64
 assert _ENTRY.size == 56
@@ -163,47 +182,60 @@ class Index(NamedTuple):
     sizes: "array[int]"
     tag_count: int
     tag_at: int  # offset of the tag run in the index file
+    lost_bytes: int  # of the data file that belong to no entry: blocks that cannot even be told apart
 
 
 def read_index(files: Files, info: DataFile) -> Index:
     """The index twin; rebuilt from the data file if it cannot be read."""
     try:
-        file = files.open(index_path(info.path))
-    except FileNotFoundError:
-        return rebuild_index(files, info)
+        index = decode_index(_read_all(files, index_path(info.path)), info.id)
+    except (FileNotFoundError, BadFile) as error:
+        log.warning("%s has no usable index (%s); it is made anew from the blocks", info.path, error)
+        index = rebuild_index(files, info)
+    if index.lost_bytes:
+        log.error("%s is damaged: %d bytes can no longer be read as blocks", info.path, index.lost_bytes)
+    return index
+
+
+def _read_all(files: Files, path: str) -> bytes:
+    file = files.open(path)
     try:
-        data = file.read_at(0, file.size())
+        return file.read_at(0, file.size())
     finally:
         file.close()
-    try:
-        return decode_index(data, info.id)
-    except BadFile:
-        return rebuild_index(files, info)
 
 
 def decode_index(data: bytes, file_id: int) -> Index:
-    if len(data) < _INDEX_HEADER.size + 8 or xxhash.xxh3_64_intdigest(memoryview(data)[:-8]) != _U64.unpack(data[-8:])[0]:
+    """BadFile on anything but the whole index of this file."""
+    if len(data) < _INDEX_HEADER.size + 8:
+        raise BadFile("index is cut off")
+    if xxhash.xxh3_64_intdigest(memoryview(data)[:-8]) != _U64.unpack(data[-8:])[0]:
         raise BadFile("index checksum does not match")
-    magic, version, blocks, records, tags, tag_bytes, _, owner, _ = _INDEX_HEADER.unpack_from(data)
+    magic, version, blocks, records, tags, tag_bytes, data_size, owner, _ = _INDEX_HEADER.unpack_from(data)
     at = _INDEX_HEADER.size
     size = at + blocks * _ENTRY.size + records * 8 + tags * _TAG.size + tag_bytes + 8
     if magic != INDEX_MAGIC or version != VERSION or owner != file_id or size != len(data):
         raise BadFile("index header is not plausible")
     entries = [Entry(*fields[:8]) for fields in _ENTRY.iter_unpack(data[at : at + blocks * _ENTRY.size])]
+    if sum(entry.n for entry in entries) != records:
+        raise BadFile("index entries do not add up")
     at += blocks * _ENTRY.size
     ts, sizes = array("I"), array("I")
     ts.frombytes(data[at : at + 4 * records])
     sizes.frombytes(data[at + 4 * records : at + 8 * records])
-    return Index(entries, ts, sizes, tags, at + 8 * records)
+    lost_bytes = data_size - HEADER_BYTES - sum(entry.frame_len for entry in entries)
+    return Index(entries, ts, sizes, tags, at + 8 * records, lost_bytes)
 
 
 def rebuild_index(files: Files, info: DataFile) -> Index:
     """Read every frame of the data file, and write a new index twin beside it."""
     entries: list[Entry] = []
     blocks: list[Block] = []
-    for offset, block, topic_id, epoch, length in read_frames(files, info):
+    for offset, block, head in read_frames(_read_all(files, info.path), info):
         flags = ENTRY_TAGGED if block.tags else 0
-        entries.append(Entry(topic_id, epoch, block.first_seq, block.base_ts, offset, length, len(block), flags))
+        entries.append(
+            Entry(head.topic_id, head.epoch, head.first_seq, head.base_ts, offset, head.frame_len, head.n, flags)
+        )
         blocks.append(block)
     path = index_path(info.path)
     files.unlink(path)
@@ -216,23 +248,46 @@ def rebuild_index(files: Files, info: DataFile) -> Index:
         twin.close()
 
 
-def read_frames(files: Files, info: DataFile) -> Iterator[tuple[int, Block, int, int, int]]:
-    """(offset, block, topic id, epoch, length) of every frame that checks; a bad one ends the file."""
-    file = files.open(info.path)
-    try:
-        data = file.read_at(0, file.size())
-    finally:
-        file.close()
+def read_frames(data: bytes, info: DataFile) -> Iterator[tuple[int, Block, BlockHead]]:
+    """(offset, block, head) of every frame, also of one that does not check if it is still plain which it was."""
     view = memoryview(data)
     at = HEADER_BYTES
     while at < len(data):
         try:
-            head = check_frame(view[at:], info.seed)
+            block, head = decode_block(view, at)
+            if not _checks(view[at:], info.seed) and not _recognised(block, head, info):
+                raise BadBlock("neither the checksum nor the records fit the header")
         except BadBlock:
-            return
-        block, _ = decode_block(view, at)
-        yield at, block, head.topic_id, head.epoch, head.frame_len
+            at = _next_good(data, at + 1, info.seed)
+            continue
+        yield at, block, head
         at += head.frame_len
+
+
+def _checks(frame: memoryview, seed: int) -> bool:
+    try:
+        check_frame(frame, seed)
+    except BadBlock:
+        return False
+    return True
+
+
+def _recognised(block: Block, head: BlockHead, info: DataFile) -> bool:
+    """Whether a frame whose checksum fails still says which records it held: its first text repeats seq and time."""
+    stamp = b'{"$seq":%d,"$ts":%d,' % (head.first_seq, head.base_ts + block.ts[0])
+    return block.record(0).startswith(stamp) and info.topic_id in (0, head.topic_id)
+
+
+def _next_good(data: bytes, at: int, seed: int) -> int:
+    """Offset of the next frame that checks, or the end of the data."""
+    view = memoryview(data)
+    start = bytes((BLOCK_VERSION, DIRECT))  # at byte 4 of every block
+    while (found := data.find(start, at + 4)) >= 0:
+        at = found - 4
+        if _checks(view[at:], seed):
+            return at
+        at += 1
+    return len(data)
 
 
 def chunks_of(info: DataFile, index: Index) -> Iterator[tuple[Entry, Chunk]]:
@@ -260,31 +315,77 @@ def decode_frame(data: bytes, seed: int) -> Block:
     return decode_block(data)[0]
 
 
+# --- tags ---------------------------------------------------------------------------------------------------------
+
+
 def find_tags(index_file: File, info: DataFile, pattern: Pattern) -> list[int]:
-    """Seqs in a segment whose tag matches, by binary search in its tag run."""
-    head = _INDEX_HEADER.unpack(index_file.read_at(0, _INDEX_HEADER.size))
-    blocks, records, count = head[2], head[3], head[4]
-    run_at = _INDEX_HEADER.size + blocks * _ENTRY.size + records * 8
-    blob_at = run_at + count * _TAG.size
+    """Seqs in a segment whose tag matches, ascending. A few bounded reads: the run is never read as a whole.
 
-    def tag_at(index: int) -> tuple[bytes, int]:
-        seq, offset, length, _ = _TAG.unpack(index_file.read_at(run_at + index * _TAG.size, _TAG.size))
-        return index_file.read_at(blob_at + offset, length), seq
-
-    wanted = pattern.exact or pattern.prefix
-    low, high = 0, count
-    while low < high:
-        middle = (low + high) // 2
-        if tag_at(middle)[0] < wanted:
-            low = middle + 1
-        else:
-            high = middle
-    seqs = []
-    for index in range(low, count):
-        tag, seq = tag_at(index)
-        if not pattern.matches(tag):
-            break
-        seqs.append(seq)
-    return sorted(seqs)
+    Matching tags stand next to one another, so only the two ends of the stretch are searched for.
+    """
+    run = _TagRun(index_file, info)
+    first = pattern.exact or pattern.prefix
+    end = pattern.exact + b"\0" if pattern.exact else prefix_end(pattern.prefix)
+    if not run.count or run.tag(run.count - 1) < first or (end is not None and run.tag(0) >= end):
+        return []
+    low = run.find(first, 0, run.count)
+    return sorted(run.seqs(low, run.find_end(end, low)))
 
 
+class _TagRun:
+    """The sorted tag run of an open index file."""
+
+    def __init__(self, file: File, info: DataFile) -> None:
+        self._file = file
+        head = _INDEX_HEADER.unpack(self._read(0, _INDEX_HEADER.size))
+        magic, version, blocks, records, count, _, _, owner, _ = head
+        if magic != INDEX_MAGIC or version != VERSION or owner != info.id:
+            raise BadFile("index header is not plausible")
+        self.count: int = count
+        self._run_at: int = _INDEX_HEADER.size + blocks * _ENTRY.size + records * 8
+        self._blob_at: int = self._run_at + self.count * _TAG.size
+
+    def _read(self, offset: int, size: int) -> bytes:
+        data = self._file.read_at(offset, size)
+        if len(data) != size:
+            raise BadFile("index is cut off")
+        return data
+
+    def tags(self, low: int, high: int) -> list[bytes]:
+        """The tags of the entries [low, high), in two reads: they stand in the blob in the same order."""
+        entries = list(_TAG.iter_unpack(self._read(self._run_at + low * _TAG.size, (high - low) * _TAG.size)))
+        start = entries[0][1]
+        blob = self._read(self._blob_at + start, entries[-1][1] + entries[-1][2] - start)
+        return [blob[offset - start : offset - start + length] for _, offset, length, _ in entries]
+
+    def tag(self, index: int) -> bytes:
+        return self.tags(index, index + 1)[0]
+
+    def find(self, key: bytes, low: int, high: int) -> int:
+        """The first entry in [low, high) whose tag is not below `key`; `high` if there is none."""
+        while high - low > STRETCH:
+            middle = (low + high) // 2
+            if self.tag(middle) < key:
+                low = middle + 1
+            else:
+                high = middle
+        return low + bisect_left(self.tags(low, high), key) if low < high else low
+
+    def find_end(self, key: bytes | None, low: int) -> int:
+        """As `find` from `low` on, in growing steps: matches are usually few. None is above every tag."""
+        if key is None:
+            return self.count
+        step = STRETCH
+        while low + step < self.count and self.tag(low + step) < key:
+            low += step
+            step *= 2
+        return self.find(key, low, min(low + step, self.count))
+
+    def seqs(self, low: int, high: int) -> list[int]:
+        found: list[int] = []
+        step = SLICE_BYTES // _TAG.size
+        for start in range(low, high, step):
+            count = min(step, high - start)
+            words = array("Q", self._read(self._run_at + start * _TAG.size, count * _TAG.size))
+            found += words[::2]  # an entry is two words, the first is the seq
+        return found

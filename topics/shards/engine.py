@@ -117,6 +117,13 @@ class Engine:
             state.now_ms = now
         return state.now_ms
 
+    def expire(self, topic: Topic) -> None:
+        """Let go what has expired by now. The next checkpoint has to store that it did, before its files go."""
+        before = topic.evicted.ttl_seq
+        topic.expire(self.now())
+        if topic.evicted.ttl_seq != before:
+            self._mark_dirty(topic)
+
     # --- commands -------------------------------------------------------------------------------------------------
 
     def put_topic(self, name: str, patch: ConfigPatch, done: Done, fail: Callable[[TopicsError], None]) -> None:
@@ -144,7 +151,7 @@ class Engine:
             return
         if self._parks(topic, lambda: self.remove_topic(name, if_empty, done, fail), fail):
             return
-        topic.expire(self.now())
+        self.expire(topic)
         held = topic.count + topic.pending_records
         if if_empty and held:
             raise TopicsError(
@@ -171,7 +178,8 @@ class Engine:
         if topic is None:
             self._append_new(name, request, now, done, fail)
             return
-        if topic.removing:
+        if topic.removing or (topic.parked is not None and topic.config.durability == "ephemeral"):
+            # Its class may change from unlogged to logged before this write would be applied.
             self._park(topic, lambda: self.append(name, request, done, fail), fail)
             return
         if topic.held is not None:
@@ -181,7 +189,7 @@ class Engine:
             return
         if request.create is False and not topic.published:
             raise errors.topic_not_found(name)
-        topic.expire(now)
+        self.expire(topic)
         event = core.decide_append(self.state, topic, request, now, blocks)
         self._admit(event)
         self._append(topic, event, done, fail)
@@ -204,8 +212,8 @@ class Engine:
     ) -> None:
         """Remove records whose selection is already resolved; `done(count)` when the delete may be acked."""
         self._check_writable()
-        topic.expire(self.now())
-        event = RecordsDeleted(topic.id, before_seq, ranges)
+        self.expire(topic)
+        event = RecordsDeleted(topic.id, before_seq, ranges, self.now())
         if topic.config.durability == "ephemeral":
             self._in_turn(topic, lambda: done(self._apply_resident(topic, event)), fail)
             return
@@ -260,8 +268,13 @@ class Engine:
         """A write or sync failed: nothing more is accepted, and what waited is refused."""
         self.poisoned = reason
         error = self._poison_error()
+        waiting: list[Callable[[], None]] = []
         while self._pending:
-            self._pending.popleft().fail(error)
+            item = self._pending.popleft()
+            item.fail(error)
+            waiting += item.topic.take_waiting()
+        for retry in waiting:  # commands that waited for the ones above: they are refused like any new one
+            retry()
 
     def _poison_error(self) -> TopicsError:
         return TopicsError(
@@ -316,10 +329,13 @@ class Engine:
 
     def _apply(self, topic: Topic, event: Event, lsn: int) -> Any:
         result = core.apply(self.state, event, lsn)
+        self._mark_dirty(topic)
+        return result
+
+    def _mark_dirty(self, topic: Topic) -> None:
         if not topic.dirty:
             topic.dirty = True
             self.dirty.add(topic)
-        return result
 
     # --- appending ------------------------------------------------------------------------------------------------
 
@@ -328,30 +344,37 @@ class Engine:
         topic.next_seq = first_seq + count
         last_seq = topic.next_seq - 1
         durability = topic.config.durability
+        gate = durability == "fsync" or (durability == "disk" and self._needs_reserve(topic, last_seq))
+        settle = self._pend(topic, event) if gate or topic.pending else None
 
         def finish(_: Any) -> None:
+            retries = settle() if settle is not None else ()
             self.register.set(topic.slot, last_seq)
             done(Appending(name, first_seq, count, topic.head_seq, False, False))
+            for retry in retries:
+                retry()
             self.wake_readers(topic)
 
         if durability == "ephemeral":
             self._in_turn(topic, lambda: finish(self._apply_resident(topic, event)), fail)
-            return
-        gate = durability == "fsync" or (durability == "disk" and self._needs_reserve(topic, last_seq))
-        if gate or topic.pending:
-            size = sum(sum(block.sizes()) for block in event.blocks)
-            topic.pending_records += count
-            topic.pending_bytes += size
-            self._remember_pending(topic, event)
-            inner, settle = finish, self._settle_pending
-
-            def finish_gated(result: Any) -> None:
-                settle(topic, event, size)
-                inner(result)
-
-            self._log(topic, event, True, finish_gated, fail)
         else:
-            self._log(topic, event, False, finish, fail)
+            self._log(topic, event, gate, finish, fail)
+
+    def _pend(self, topic: Topic, event: Appended) -> Callable[[], list[Callable[[], None]]]:
+        """Count a write that has to wait against caps and keys; calling the result ends that and gives its retries."""
+        size = sum(sum(block.sizes()) for block in event.blocks)
+        topic.pending_records += event.count
+        topic.pending_bytes += size
+        if event.key:
+            topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
+            topic.pending_keys[event.key] = []
+
+        def settle() -> list[Callable[[], None]]:
+            topic.pending_records -= event.count
+            topic.pending_bytes -= size
+            return topic.pending_keys.pop(event.key, []) if event.key and topic.pending_keys is not None else []
+
+        return settle
 
     def _apply_resident(self, topic: Topic, event: Event) -> Any:
         """An event that never reaches the log; its position is that of the topic's last logged event."""
@@ -395,14 +418,16 @@ class Engine:
         def finish(topic: Topic) -> None:
             if config.durability == "ephemeral":
                 self._apply_resident(topic, event)
-            self._settle_keys(topic, event)
+            retries = settle()
             self.register.set(topic.slot, last_seq)
             done(Appending(name, event.first_seq, event.count, topic.head_seq, True, False))
+            for retry in retries:
+                retry()
             self.wake_readers(topic)
 
         topic = self._create(created, both, finish, fail)
         topic.next_seq = last_seq + 1
-        self._remember_pending(topic, event)
+        settle = self._pend(topic, event)
 
     def _create(
         self, created: TopicCreated, event: Event, done: Done, fail: Callable[[TopicsError], None]
@@ -442,22 +467,6 @@ class Engine:
             return False
         done(Appending(topic.name, found.first_seq, found.records, topic.head_seq, False, True))
         return True
-
-    def _remember_pending(self, topic: Topic, event: Appended) -> None:
-        if event.key:
-            if topic.pending_keys is None:
-                topic.pending_keys = {}
-            topic.pending_keys[event.key] = []
-
-    def _settle_pending(self, topic: Topic, event: Appended, size: int) -> None:
-        topic.pending_records -= event.count
-        topic.pending_bytes -= size
-        self._settle_keys(topic, event)
-
-    def _settle_keys(self, topic: Topic, event: Appended) -> None:
-        if event.key and topic.pending_keys is not None:
-            for retry in topic.pending_keys.pop(event.key, ()):
-                retry()
 
     # --- waiting --------------------------------------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ A waiting poll is one entry in its topic's set and one in a heap; no task, no ti
 import heapq
 from collections.abc import Callable
 from itertools import count
+from math import inf
 
 import trio
 
@@ -42,23 +43,24 @@ class Polls:
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Poll]] = []
         self._order = count()
-        self._added = trio.Event()
+        self._sooner = trio.Event()  # a poll came that ends before all others
 
     def wait(self, topic: Topic, wait_ms: int, action: Callable[[], None]) -> Poll:
         """Run `action` once: when the topic changes or after `wait_ms`."""
         poll = Poll(topic, action)
-        heapq.heappush(self._heap, (trio.current_time() + wait_ms / 1000, next(self._order), poll))
-        self._added.set()
+        ends = trio.current_time() + wait_ms / 1000
+        if not self._heap or ends < self._heap[0][0]:
+            self._sooner.set()
+        heapq.heappush(self._heap, (ends, next(self._order), poll))
         return poll
 
     async def run(self) -> None:
         """End polls whose time is up. Asleep while there are none."""
         while True:
-            while not self._heap:
-                self._added = trio.Event()
-                await self._added.wait()
             now = trio.current_time()
             while self._heap and (self._heap[0][0] <= now or self._heap[0][2].over):
                 heapq.heappop(self._heap)[2].finish()
-            if self._heap:
-                await trio.sleep(max(TICK_S, min(self._heap[0][0] - now, 1.0)) if self._heap[0][0] > now else 0)
+            self._sooner = trio.Event()
+            until = max(self._heap[0][0], now + TICK_S) if self._heap else inf
+            with trio.move_on_at(until):
+                await self._sooner.wait()

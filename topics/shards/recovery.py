@@ -16,10 +16,11 @@ from topics.clock import Clock
 from topics.core.chunk import Chunk, DataFile
 from topics.core.events import IDLE, CreatedAndAppended, Event, RangeLost, WentIdle, decode_event
 from topics.core.loss import CORRUPT, CRASH
+from topics.core.ranges import SeqRanges
 from topics.core.state import ShardState, apply
 from topics.core.topic import Topic
 from topics.limits import Limits
-from topics.shards import datafile, snapshot, walscan
+from topics.shards import datafile, snapshot, wal, walscan
 from topics.shards.engine import Engine
 from topics.shards.files import Files, Register
 from topics.shards.slots import UsedSlots
@@ -45,13 +46,17 @@ def recover(
 ) -> Store:
     """Bring the shard in this directory back, or start an empty one."""
     bounds = bounds or Limits()
+    _make_directories(files)
     snap = snapshot.read_snapshot(files)
-    state = _load_topics(snap)
+    state, unflipped = _load_topics(snap)
     _load_chunks(files, snap, state)
+    for topic_id, ranges in unflipped.items():
+        state.by_id[topic_id].delete(0, ranges)
     progress(0.2)
     report = walscan.WalReport(snap.commit.cut_lsn)
     touched = _replay(files, state, report, lambda done, total: progress(0.2 + 0.8 * done / total))
     walscan.settle(files, report)
+    snapshot_log = snapshot.SnapshotLog(files, snap)
     _remove_litter(files, snap)
 
     register = files.map_register(REGISTER, state.next_slot + REGISTER_SPARE)
@@ -66,7 +71,7 @@ def recover(
         state, register, clock, next_lsn=report.last_lsn + 1, used_slots=slots.all(), idle=idle, wake=wake
     )
     store = Store(
-        files, engine, writer, slots, snapshot.SnapshotLog(files, snap), snap.files.values(),
+        files, engine, writer, slots, snapshot_log, snap.files.values(),
         snap.commit.next_file_id, report.files, bounds,
     )  # fmt: skip
     _finish(store, snap, touched, losses)
@@ -75,13 +80,22 @@ def recover(
     return store
 
 
+def _make_directories(files: Files) -> None:
+    """Their names, and those an earlier process made but did not live to sync, are durable before anything is built on."""
+    for directory in (wal.DIRECTORY, "packs", "segments"):
+        files.make_dir(directory)
+    files.sync_dir(".")
+
+
 # --- the snapshot -------------------------------------------------------------------------------------------------
 
 
-def _load_topics(snap: SnapshotState) -> ShardState:
+def _load_topics(snap: SnapshotState) -> tuple[ShardState, dict[int, SeqRanges]]:
+    """The topics without their logs, and the deletes that their files may not show."""
     state = ShardState()
+    unflipped: dict[int, SeqRanges] = {}
     for topic_id, entry in snap.topics.items():
-        topic = snapshot.decode_topic(topic_id, entry)
+        topic, unflipped[topic_id] = snapshot.decode_topic(topic_id, entry)
         topic.published = True
         state.topics[topic.name] = topic
         state.by_id[topic_id] = topic
@@ -90,7 +104,7 @@ def _load_topics(snap: SnapshotState) -> ShardState:
     commit = snap.commit
     state.next_topic_id, state.next_epoch = commit.next_topic_id, commit.next_epoch
     state.next_slot, state.now_ms = commit.next_slot, commit.now_ms
-    return state
+    return state, unflipped
 
 
 def _load_chunks(files: Files, snap: SnapshotState, state: ShardState) -> None:
@@ -101,7 +115,7 @@ def _load_chunks(files: Files, snap: SnapshotState, state: ShardState) -> None:
         try:
             for entry, chunk in datafile.chunks_of(info, datafile.read_index(files, info)):
                 topic = state.by_id.get(entry.topic_id)
-                if topic is not None and chunk.last_seq >= _floor(topic):
+                if topic is not None and chunk.last_seq >= _floor(topic) and not _is_superseded(topic, info):
                     info.live += chunk.live
                     _kill_mask(chunk, datafile.read_flags(handle, chunk))
                     found[entry.topic_id].append(chunk)
@@ -113,6 +127,11 @@ def _load_chunks(files: Files, snap: SnapshotState, state: ShardState) -> None:
 
 def _floor(topic: Topic) -> int:
     return max(topic.evicted.floor, topic.delete_below)
+
+
+def _is_superseded(topic: Topic, info: DataFile) -> bool:
+    """Packs that others still need keep copies of blocks that were rewritten, and perhaps deleted since."""
+    return info.kind == datafile.PACK and info.id < topic.packs_from
 
 
 def _kill_mask(chunk: Chunk, mask: int) -> None:
@@ -160,11 +179,13 @@ def _replay(
 ) -> set[int]:
     """Apply every frame that stands; the ids of the topics they touched."""
     touched: set[int] = set()
+    state.replaying = True
     for found in walscan.read_log(files, report, progress):
         state.damaged = bool(report.damage)
         event = decode_event(found.kind, found.body)
         apply(state, event, found.lsn)
         touched.update(_topic_of(event))
+    state.replaying = False
     for topic in state.by_id.values():
         topic.published = True
     return touched
@@ -219,7 +240,7 @@ def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[R
             engine.dirty.add(topic)
     engine.removed_topics = [topic_id for topic_id in snap.topics if topic_id not in state.by_id]
     for topic in state.by_id.values():
-        if topic.config.durability == "ephemeral" and not topic.dirty:
+        if (topic.config.durability == "ephemeral" or topic.flips) and not topic.dirty:
             topic.dirty = True
             engine.dirty.add(topic)
     for loss in losses:

@@ -93,7 +93,7 @@ class Service:
     def state(self, call: Call) -> None:
         topic = self._find(call)
         now = self._engine.now()
-        topic.expire(now)
+        self._engine.expire(topic)
         if call.head.get("touch", True):
             topic.last_read_ms = now
         call.reply({"perf": {}}, replies.topic_state(topic, now))
@@ -121,7 +121,7 @@ class Service:
             if len(names) == limit:
                 more = True
                 break
-            topic.expire(self._engine.now())
+            self._engine.expire(topic)
             names.append(name)
             entries.append(replies.topic_summary(topic, self._engine.now()))
         call.reply({"names": names, "sizes": [len(entry) for entry in entries], "more": more}, b"".join(entries))
@@ -192,7 +192,7 @@ class Service:
 
     def _diff(self, call: Call, topic: Topic, query: Diff, wait_ms: int) -> None:
         now = self._engine.now()
-        topic.expire(now)
+        self._engine.expire(topic)
         topic.last_read_ms = now
         plan = plan_diff(topic, query)
         if plan.empty and wait_ms:

@@ -175,6 +175,11 @@ class Shard:
     async def _checkpoint(self, store: Store) -> None:
         work = store.begin_checkpoint()
         await _in_slices(work.capture())
+        assert self.committer is not None
+        await self.committer.flushed(work.needs_lsn)
+        if self._poisoned.is_set():
+            work.abandon()
+            return
         try:
             await trio.to_thread.run_sync(work.write)
         except OSError as error:

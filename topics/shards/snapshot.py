@@ -11,6 +11,7 @@ then records: length u32, kind u32 (1 topics, 2 commit), XXH3-64 of the body wit
 A crash leaves at most a torn record at the end, whose WAL files are all still there.
 """
 
+import contextlib
 import os
 import struct
 from collections.abc import Iterable
@@ -23,6 +24,7 @@ from topics.core.chunk import DataFile
 from topics.core.config import from_wire, to_wire
 from topics.core.idempotency import KeyWindow, Remembered
 from topics.core.loss import Hole
+from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.shards.files import File, Files
 
@@ -95,23 +97,25 @@ class SnapshotState:
             self.files.pop(file_id, None)
 
 
-def encode_topic(topic: Topic) -> bytes:
+def encode_topic(topic: Topic, packs_from: int) -> bytes:
+    """A topic's scalars, and the deletes that its files do not show yet."""
     keys = topic.keys.items() if topic.keys is not None else []
     return _pack(
         [
             topic.name, topic.epoch, to_wire(topic.config), topic.head_seq, topic.last_ts, topic.delete_below,
             topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
-            topic.applied_lsn, topic.ceiling, topic.slot, topic.last_write_ms, keys,
+            topic.applied_lsn, topic.ceiling, topic.slot, topic.last_write_ms, keys, packs_from,
+            topic.unflipped().encode(),
         ]
     )  # fmt: skip
 
 
-def decode_topic(topic_id: int, data: bytes) -> Topic:
-    """The topic without its log; chunks come from the data files."""
+def decode_topic(topic_id: int, data: bytes) -> tuple[Topic, SeqRanges]:
+    """The topic without its log (chunks come from the data files), and the deletes to lay over that."""
     (
         name, epoch, config, head_seq, last_ts, delete_below, cap_seq, ttl_seq, ranges, holes, applied_lsn, ceiling,
-        slot, last_write_ms, keys,
-    ) = msgpack.unpackb(data, raw=False, strict_map_key=False)[:15]  # fmt: skip
+        slot, last_write_ms, keys, packs_from, unflipped,
+    ) = msgpack.unpackb(data, raw=False, strict_map_key=False)[:17]  # fmt: skip
     topic = Topic(topic_id, name, epoch, from_wire(config))
     topic.head_seq = head_seq
     topic.next_seq = head_seq + 1
@@ -124,12 +128,13 @@ def decode_topic(topic_id: int, data: bytes) -> Topic:
     topic.applied_lsn = applied_lsn
     topic.ceiling = topic.reserved = ceiling
     topic.slot = slot
+    topic.packs_from = packs_from
     topic.last_write_ms = last_write_ms
     if keys:
         topic.keys = KeyWindow()
         for digest, first_seq, count, ts in keys:
             topic.keys.add(digest, Remembered(first_seq, count, ts))
-    return topic
+    return topic, SeqRanges.decode(unflipped)
 
 
 def generations(files: Files) -> list[int]:
@@ -189,7 +194,11 @@ def _message(generation: int, what: str) -> str:
 
 
 class SnapshotLog:
-    """The writer. One checkpoint at a time; any OSError out of `commit` is final for the shard."""
+    """The writer. One checkpoint at a time.
+
+    After an OSError out of `commit` the checkpoint did not happen, unless `in_doubt`: then it may or may not have, and
+    the shard must restart from disk.
+    """
 
     def __init__(self, files: Files, state: SnapshotState) -> None:
         self._files = files
@@ -197,11 +206,12 @@ class SnapshotLog:
         self._seed = state.seed
         self._end = state.end
         self._base = state.end
+        self.in_doubt = False
         self._file: File | None = files.open(path_of(state.generation)) if state.generation else None
-        if self._file is not None and self._file.size() > self._end:
+        if self._file is not None:
             # A torn group must go before anything is written over its beginning: what is left of it could line up.
-            self._file.truncate(self._end)
-            self._file.sync()
+            # And the last whole one may not have been synced by the process that wrote it, but is built on from now.
+            self._take_back(self._file)
 
     def commit(self, topics: Iterable[tuple[int, bytes]], commit: Commit) -> None:
         """Make a checkpoint durable."""
@@ -210,9 +220,21 @@ class SnapshotLog:
             self._rewrite(entries, commit)
             return
         parts = _records(entries, commit.pack(), self._seed)
-        self._file.write_at(self._end, parts)
+        self.in_doubt = True
+        try:
+            self._file.write_at(self._end, parts)
+        except OSError:
+            self._take_back(self._file)  # a full disk, most likely
+            self.in_doubt = False
+            raise
         self._file.sync()
+        self.in_doubt = False
         self._end += sum(map(len, parts))
+
+    def _take_back(self, file: File) -> None:
+        if file.size() > self._end:
+            file.truncate(self._end)
+        file.sync()
 
     def _rewrite(self, entries: list[tuple[int, bytes]], commit: Commit) -> None:
         """Everything in one group, in a file of the next generation."""
@@ -232,11 +254,14 @@ class SnapshotLog:
         file = self._files.create(tmp)
         file.write_at(0, parts)
         file.sync()
+        self.in_doubt = True
         self._files.rename(tmp, path_of(generation))
         self._files.sync_dir(".")
+        self.in_doubt = False
         if self._file is not None:
             self._file.close()
-            self._files.unlink(path_of(self._generation))
+            with contextlib.suppress(OSError):  # recovery removes it
+                self._files.unlink(path_of(self._generation))
         self._file, self._generation, self._seed = file, generation, seed
         self._end = self._base = sum(map(len, parts))
 

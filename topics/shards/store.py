@@ -74,6 +74,7 @@ class Store:
         work = self.begin_checkpoint()
         for _ in work.capture():
             pass
+        self.commit_all()
         work.write()
         for _ in work.install():
             pass

@@ -23,6 +23,8 @@ Frames follow, each at a multiple of 8 bytes:
 
 A file is filled with zeros, or with the stale frames of an older file (another seed, so they never check), before it is
 used: an fdatasync then has no metadata to write. What follows the last frame is therefore zeros or stale bytes.
+The header is durable before the file gets its name, and a file is left for the next one only when all its frames are
+synced: a named file without a readable header is damaged, never torn.
 
 `synced` tells a torn tail from damage: a bad frame that a later good frame calls synced was on disk once.
 """
@@ -50,6 +52,10 @@ _PADDING = [b"\0" * n for n in range(8)]
 
 assert HEADER_BYTES == 64
 assert FRAME_BYTES == 40
+
+
+class BadLog(Exception):
+    """The log was written by a version that this one cannot read; the message says so. Nothing was changed."""
 
 
 class Frame(NamedTuple):
@@ -81,12 +87,14 @@ def encode_file_header(seed: int, first_lsn: int) -> bytes:
 
 
 def decode_file_header(data: bytes) -> tuple[int, int] | None:
-    """(seed, first lsn), or None if this is not the start of a WAL file."""
+    """(seed, first lsn), or None if this is not the start of a WAL file. BadLog if it is one of another version."""
     if len(data) < HEADER_BYTES:
         return None
     magic, version, _, seed, first_lsn, _, check = FILE_HEADER.unpack_from(data)
-    if magic != FILE_MAGIC or version != VERSION or xxhash.xxh3_64_intdigest(data[:56]) != check:
+    if magic != FILE_MAGIC or xxhash.xxh3_64_intdigest(data[:56]) != check:
         return None
+    if version != VERSION:
+        raise BadLog(f"the log has format version {version}, this program reads version {VERSION}; nothing was changed")
     return seed, first_lsn
 
 
@@ -113,7 +121,9 @@ class WalWriter:
     and restart from disk.
     """
 
-    def __init__(self, files: Files, *, next_lsn: int, next_number: int, file_bytes: int = limits.WAL_FILE_BYTES) -> None:
+    def __init__(
+        self, files: Files, *, next_lsn: int, next_number: int, file_bytes: int = limits.WAL_FILE_BYTES
+    ) -> None:
         self._files = files
         self._file_bytes = file_bytes
         self._number = next_number
@@ -123,6 +133,7 @@ class WalWriter:
         self.rotations = 0
         self.sealed: list[tuple[int, int]] = []  # (number, last lsn) of files that are full
         files.make_dir(DIRECTORY)
+        files.sync_dir(".")  # or a power loss could take the directory with everything in it
         self._file = self._new_file(next_lsn, min(limits.WAL_FIRST_FILE_BYTES, file_bytes))
 
     @property
@@ -153,9 +164,7 @@ class WalWriter:
 
     def _may_rotate(self) -> bool:
         """A spare is ready, or the file has its full size. Never with unsynced frames in the old file."""
-        return self.synced_lsn == self.written_lsn and (
-            self._position >= self._file_bytes or bool(spares(self._files))
-        )
+        return self.synced_lsn == self.written_lsn and (self._position >= self._file_bytes or bool(spares(self._files)))
 
     def _rotate(self, first_lsn: int) -> None:
         self.sealed.append((self.number, first_lsn - 1))
@@ -202,14 +211,28 @@ def prepare_spare(files: Files, size: int = limits.WAL_FILE_BYTES) -> None:
         for offset in range(0, size, step):
             file.write_at(offset, [bytes(min(step, size - offset))])
         file.sync()
+    except OSError:
+        files.unlink(tmp)  # a full disk needs the room more than the log needs a spare
+        raise
     finally:
         file.close()
     files.rename(tmp, f"{DIRECTORY}/spare-0")
 
 
 def retire(files: Files, number: int) -> None:
-    """A file whose frames are all covered by the snapshot becomes the spare, or goes."""
-    if spares(files):
+    """A file whose frames are all covered by the snapshot becomes the spare, or goes.
+
+    A crash may bring the name back, in any order with others: the reader skips frames that the snapshot covers.
+    """
+    if spares(files) or _size(files, number) > 2 * limits.WAL_FILE_BYTES:  # one huge group must not keep its room
         files.unlink(file_path(number))
     else:
         files.rename(file_path(number), f"{DIRECTORY}/spare-{number}")
+
+
+def _size(files: Files, number: int) -> int:
+    file = files.open(file_path(number))
+    try:
+        return file.size()
+    finally:
+        file.close()

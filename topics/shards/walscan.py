@@ -2,13 +2,18 @@
 
 The rules, in the order they are applied to the frames of all files:
 
+- frames that the snapshot covers are passed over, whatever state they are in;
 - a frame with the expected lsn stands;
 - a gap (bad bytes, a missing file) that some later good frame calls synced is damage: the bytes go to quarantine, the
   later frames stand, and replay is told so that readers get a tombstone;
-- any other gap is a torn tail: nothing after it was ever synced, so the log is cut there.
+- any other gap is a torn tail: nothing after it was ever synced, so the log is cut there;
+- a file whose header is unreadable was synced all the same (see wal.py). Its frames still check if the seed is whole;
+  else it is damage, also at the end of the log, and the file is left as it is.
 """
 
+import re
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import xxhash
@@ -18,6 +23,8 @@ from topics.shards import wal
 from topics.shards.files import Files
 
 QUARANTINE = "quarantine"
+_FILE_NAME = re.compile(r"([0-9]{10})\.wal")
+_ANY_LSN = range(1 << 64)
 
 
 class Found(NamedTuple):
@@ -33,7 +40,8 @@ class Found(NamedTuple):
 
 class Scan(NamedTuple):
     frames: list[Found]
-    bad: list[tuple[int, int]]  # byte ranges between and after the good frames that hold something else
+    bad: list[tuple[int, int]]  # byte ranges before, between and after the good frames that hold something else
+    unreadable: bool  # the header is bad and no frame checks
 
 
 class Damage(NamedTuple):
@@ -59,8 +67,7 @@ class WalReport:
 
 
 def list_files(files: Files) -> list[int]:
-    numbers = [name.removesuffix(".wal") for name in files.list(wal.DIRECTORY) if name.endswith(".wal")]
-    return sorted(int(number) for number in numbers if number.isdigit())
+    return sorted(int(match[1]) for name in files.list(wal.DIRECTORY) if (match := _FILE_NAME.fullmatch(name)))
 
 
 def load(files: Files, number: int) -> bytes:
@@ -71,49 +78,86 @@ def load(files: Files, number: int) -> bytes:
         file.close()
 
 
+# --- one file -----------------------------------------------------------------------------------------------------
+
+
 def scan_file(data: bytes) -> Scan:
     header = wal.decode_file_header(data)
     if header is None:
-        return Scan([], [(0, len(data))] if any(data[:4096]) else [])
-    seed, _ = header
+        return _scan_headless(data)
+    seed, first_lsn = header
+    return Scan(*_scan_frames(data, seed, range(first_lsn, first_lsn + len(data) // wal.FRAME_BYTES)), False)
+
+
+def _scan_headless(data: bytes) -> Scan:
+    """The seed may be whole although the header is not; the frames' checksums tell."""
+    seed = int.from_bytes(data[16:24], "little")
+    frames, bad = _scan_frames(data, seed, _ANY_LSN)
+    if frames:
+        return Scan(frames, [(0, wal.HEADER_BYTES), *bad], False)
+    return Scan([], [(0, len(data))] if data.strip(b"\0") else [], True)
+
+
+def _scan_frames(data: bytes, seed: int, lsns: range) -> tuple[list[Found], list[tuple[int, int]]]:
     view = memoryview(data)
     frames: list[Found] = []
     bad: list[tuple[int, int]] = []
     at = wal.HEADER_BYTES
     while at < len(data):
-        found = _frame_at(view, at, seed)
+        found = _frame_at(view, at, seed, lsns)
         if found is None:
             start = at
-            at = _next_good(data, view, at, seed)
+            at = _next_good(data, view, at, seed, lsns)
             if at < len(data) or any(data[start : start + wal.FRAME_BYTES]):
                 bad.append((start, at))
             continue
         frames.append(found)
         at = found.end
-    return Scan(frames, bad)
+    return frames, bad
 
 
-def _frame_at(view: memoryview, at: int, seed: int) -> Found | None:
+def _frame_at(view: memoryview, at: int, seed: int, lsns: range) -> Found | None:
+    """The frame at `at` if it checks. Lsns that cannot be in this file spare hashing stale frames and payloads."""
     if at + wal.FRAME_BYTES > len(view) or view[at : at + 4] != wal.FRAME_MAGIC:
         return None
     _, length, check = wal.FRAME_HEAD.unpack_from(view, at)
+    lsn, synced, kind = wal.FRAME_REST.unpack_from(view, at + 16)
     end = at + wal.FRAME_BYTES + length
-    if length > limits.WAL_FRAME_MAX or end > len(view):
+    if length > limits.WAL_FRAME_MAX or end > len(view) or lsn not in lsns:
         return None
     if xxhash.xxh3_64_intdigest(view[at + 16 : end], seed) != check:
         return None
-    lsn, synced, kind = wal.FRAME_REST.unpack_from(view, at + 16)
     return Found(at, end + (-length % 8), lsn, synced, kind, view[at + wal.FRAME_BYTES : end])
 
 
-def _next_good(data: bytes, view: memoryview, at: int, seed: int) -> int:
+def _next_good(data: bytes, view: memoryview, at: int, seed: int, lsns: range) -> int:
     """Offset of the next frame that checks, or the end of the data."""
-    while True:
-        at = data.find(wal.FRAME_MAGIC, at + 1)
-        if at < 0:
-            return len(data)
-        if at % 8 == 0 and _frame_at(view, at, seed) is not None:
-            return at
+    for candidate in _magics(data, at + 1):
+        if _frame_at(view, candidate, seed, lsns) is not None:
+            return candidate
+    return len(data)
+
+
+def _magics(data: bytes, at: int) -> Iterator[int]:
+    """Offsets from `at` on where a frame could start."""
+    while (at := data.find(wal.FRAME_MAGIC, at)) >= 0:
+        if at % 8 == 0:
+            yield at
+        at += 1
+
+
+def _claimed_lsn(data: bytes, expected: int) -> int:
+    """The highest lsn that looks like a frame of this file, unchecked; below `expected` if nothing was written."""
+    plausible = range(expected, expected + len(data) // wal.FRAME_BYTES)
+    best = expected - 1
+    for at in _magics(data, 0):
+        if at + wal.FRAME_BYTES <= len(data):
+            lsn, _, _ = wal.FRAME_REST.unpack_from(data, at + 16)
+            best = max(best, lsn) if lsn in plausible else best
+    return best
+
+
+# --- the whole log ------------------------------------------------------------------------------------------------
 
 
 def read_log(
@@ -126,28 +170,33 @@ def read_log(
     numbers = list_files(files)
     report.next_number = numbers[-1] + 1 if numbers else 1
     after_lsn = report.last_lsn
-    expected = 0
+    expected = after_lsn + 1
     ended = (numbers[0], wal.HEADER_BYTES) if numbers else (0, 0)  # where the last good frame ended
+    unreadable: list[Damage] = []  # whole files since then
     for index, number in enumerate(numbers):
-        scan = scan_file(load(files, number))
+        data = load(files, number)
+        scan = scan_file(data)
+        if scan.unreadable and (claimed := _claimed_lsn(data, expected)) >= expected:
+            unreadable.append(Damage(number, 0, len(data), expected, claimed))
         for at, found in enumerate(scan.frames):
-            # Files before the snapshot's position were trimmed; a gap above it is a gap.
-            expected = expected or min(found.lsn, after_lsn + 1)
-            if found.lsn < expected:
-                continue
             if found.lsn > expected:
                 if _synced_from(files, scan.frames[at:], numbers[index + 1 :]) < expected:
                     report.cut = ended
+                    report.files += [(later, expected - 1) for later in numbers[index:]]
                     return
                 report.damage += _damage(files, numbers, ended, (number, found.offset), expected, found.lsn - 1)
-            expected = found.lsn + 1
-            ended = (number, found.end)
-            report.last_kind = found.kind
-            if found.lsn > after_lsn:
+            if found.lsn >= expected:
+                expected = found.lsn + 1
                 report.last_lsn = found.lsn
                 yield found
-        report.files.append((number, max(expected - 1, 0)))
+            elif found.lsn > after_lsn:
+                continue
+            ended = (number, found.end)
+            report.last_kind = found.kind
+            unreadable.clear()
+        report.files.append((number, expected - 1))
         progress(index + 1, len(numbers))
+    report.damage += unreadable
     report.cut = ended if ended[0] else None
 
 
@@ -162,21 +211,29 @@ def _synced_from(files: Files, frames: list[Found], later: list[int]) -> int:
 def _damage(
     files: Files, numbers: list[int], start: tuple[int, int], end: tuple[int, int], first_lsn: int, last_lsn: int
 ) -> list[Damage]:
-    """The damaged byte ranges between two good frames; one without bytes if a whole file is missing."""
+    """The damaged byte ranges between two good frames, and one without bytes where files are missing."""
+    between = [number for number in numbers if start[0] <= number <= end[0]]
     ranges = [
-        Damage(number, max(low, start[1]) if number == start[0] else low, high, first_lsn, last_lsn)
-        for number in numbers
-        if start[0] <= number <= end[0]
+        Damage(number, low, high, first_lsn, last_lsn)
+        for number in between
         for low, high in scan_file(load(files, number)).bad
         if start < (number, high) and (number, low) < end
     ]
+    ranges += [Damage(one + 1, 0, 0, first_lsn, last_lsn) for one, other in pairwise(between) if one + 1 < other]
     return ranges or [Damage(end[0], 0, 0, first_lsn, last_lsn)]
+
+
+# --- making it permanent ------------------------------------------------------------------------------------------
 
 
 def settle(files: Files, report: WalReport) -> None:
     """Make the judgement permanent: copy damage to quarantine, cut a torn tail off. Safe to repeat after a crash."""
-    for damage in report.damage:
-        _quarantine(files, damage)
+    if report.damage:
+        files.make_dir(QUARANTINE)
+        files.sync_dir(".")
+        for damage in report.damage:
+            _quarantine(files, damage)
+        files.sync_dir(QUARANTINE)
     if report.cut is not None:
         number, offset = report.cut
         for later in (other for other in list_files(files) if other >= number):
@@ -186,16 +243,20 @@ def settle(files: Files, report: WalReport) -> None:
 def _cut_file(files: Files, number: int, offset: int) -> None:
     file = files.open(wal.file_path(number))
     try:
+        header = wal.decode_file_header(file.read_at(0, wal.HEADER_BYTES))
+        if header is None and scan_file(load(files, number)).unreadable:
+            return  # nothing is ever deleted because a checksum failed
         if file.size() > offset:
             file.truncate(offset)
-            file.sync()
+        # Also when there was nothing to cut: frames that a killed process left in the page cache were read as good,
+        # and from now on the log calls them synced.
+        file.sync()
     finally:
         file.close()
 
 
 def _quarantine(files: Files, damage: Damage) -> None:
-    files.make_dir(QUARANTINE)
-    path = f"{QUARANTINE}/wal-{damage.file:010d}-{damage.offset}.bin"
+    path = f"{QUARANTINE}/wal-{damage.file:010d}-{damage.offset}-{damage.end}.bin"
     if files.exists(path) or damage.end == damage.offset:
         return
     source = files.open(wal.file_path(damage.file))
@@ -212,4 +273,3 @@ def _quarantine(files: Files, damage: Damage) -> None:
     finally:
         copy.close()
     files.rename(tmp, path)
-    files.sync_dir(QUARANTINE)

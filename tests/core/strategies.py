@@ -1,0 +1,136 @@
+"""Records, blocks and events for property tests."""
+
+import json
+from typing import Any, NamedTuple
+
+from hypothesis import settings
+from hypothesis import strategies as st
+
+from topics.core.block import Block
+from topics.core.requests import quoted
+
+# No deadline: the first example of a run pays for imports, and machines differ.
+some = settings(max_examples=60, deadline=None)
+many = settings(max_examples=200, deadline=None)
+
+# Text with everything that JSON escapes, that UTF-8 makes long, and that sorts oddly.
+texts = st.text(
+    st.one_of(
+        st.sampled_from('ab"\\/\n\r\t\b\x00\x1f\x7f*é€𝄞\u2028\uffff'),
+        st.characters(exclude_categories=["Cs"]),
+    ),
+    max_size=12,
+)
+json_values: st.SearchStrategy[Any] = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=4,
+)
+# JSON as clients write it: compact, spread over lines, and forms that no encoder would give back.
+json_texts = st.one_of(
+    json_values.map(lambda value: json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()),
+    json_values.map(lambda value: json.dumps(value, indent=1).replace("\n", "\r\n").encode()),
+    st.sampled_from(
+        [b"1.0E+2", b"-0", b"1e400", b"9" * 40, b'{"a":1,"a":2}', b"[ 1 ,\n2\t]", b'"\\u00e9\\/"', b"{ }", b"null"]
+    ),
+)
+meta_texts = st.one_of(
+    st.dictionaries(texts, texts, max_size=4).map(lambda meta: json.dumps(meta, ensure_ascii=False).encode()),
+    st.sampled_from([b"{}", b'{ "a" :\n"b" }', b'{"a":"x","a":"y"}']),
+)
+seqs = st.integers(1, 2**64 - 1 - 2**32)
+u64 = st.integers(0, 2**64 - 1)
+
+
+class Draft(NamedTuple):
+    """What a block is told about one record."""
+
+    text: bytes
+    ts_step: int
+    tag: bytes
+    node: bytes
+    data_off: int
+    meta_len: int
+    priority: int = 0
+    hops: int = 0
+
+
+class Fact(NamedTuple):
+    """What a block says about one record."""
+
+    seq: int
+    ts: int
+    text: bytes
+    tag: bytes
+    node: bytes
+    data_off: int
+    meta_len: int
+    priority: int
+    hops: int
+
+
+@st.composite
+def drafts(draw: st.DrawFn) -> Draft:
+    data, meta = draw(json_texts), draw(st.none() | meta_texts)
+    tag, node = draw(st.none() | texts), draw(st.none() | st.sampled_from(["", "n1", "né", '"\\']) | texts)
+    node_name = quoted(node) if node is not None else b""
+    head = b'{"$seq":1,"$ts":2' + (b',"$node":' + node_name if node_name else b"")
+    tail = b',"meta":' + meta if meta is not None else b""
+    return Draft(
+        head + b',"data":' + data + tail + b"}",
+        draw(st.integers(0, 1000)),
+        quoted(tag) if tag is not None else b"",
+        node_name,
+        len(head),
+        len(meta or b""),
+        draw(st.integers(0, 255)),
+        draw(st.integers(0, 8)),
+    )
+
+
+def block_of(first_seq: int, base_ts: int, records: list[Draft]) -> Block:
+    block = Block(first_seq, base_ts)
+    ts = base_ts
+    for draft in records:
+        ts += draft.ts_step
+        block.add(
+            draft.text,
+            ts,
+            draft.tag,
+            draft.node,
+            draft.data_off,
+            draft.meta_len,
+            priority=draft.priority,
+            hops=draft.hops,
+        )
+    return block
+
+
+def facts(block: Block) -> list[Fact]:
+    return [
+        Fact(
+            block.first_seq + i,
+            block.base_ts + block.ts[i],
+            block.record(i),
+            block.tag(i),
+            block.nodes[block.node_ids[i] - 1] if block.node_ids[i] else b"",
+            block.data_offs[i],
+            block.meta_lens[i],
+            block.priorities[i],
+            block.hops[i],
+        )
+        for i in range(len(block))
+    ]
+
+
+@st.composite
+def record_lists(draw: st.DrawFn, max_size: int = 256) -> list[Draft]:
+    """Short lists mostly; sometimes a few drafts repeated up to the size of a full block."""
+    few = draw(st.lists(drafts(), min_size=1, max_size=min(5, max_size)))
+    size = draw(st.one_of(st.just(len(few)), st.integers(1, max_size), st.just(max_size)))
+    return [few[i % len(few)] for i in range(size)]
+
+
+@st.composite
+def blocks(draw: st.DrawFn, max_size: int = 256) -> Block:
+    return block_of(draw(seqs), draw(st.integers(0, 2**63)), draw(record_lists(max_size)))

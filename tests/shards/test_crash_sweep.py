@@ -1,0 +1,250 @@
+"""Crash and fail at every single file-system call of scripted workloads, and of the recovery from that.
+
+After each crash the model says whether what was recovered is allowed: acked is there as its durability class promises,
+unacked is there as a whole or not at all. Everything runs under the ordering monitor.
+TOPICS_TEST_DEPTH multiplies how much is tried.
+"""
+
+import errno
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from topics import limits
+from topics.core.match import TagMatch
+from topics.shards import checkpoint, snapshot
+from topics.testing.driver import Driver, Poisoned
+from topics.testing.fake_clock import FakeClock
+from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
+from topics.testing.reference import Draft
+
+DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
+
+Script = Callable[[Driver], None]
+
+
+@pytest.fixture(autouse=True)
+def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CEILING_AHEAD", 8)
+    monkeypatch.setattr(limits, "PACK_TOPIC_BYTES", 2000)
+    monkeypatch.setattr(checkpoint, "PACK_CHUNKS_MAX", 3)
+    monkeypatch.setattr(checkpoint, "PACKS_MAX", 2)
+    monkeypatch.setattr(snapshot, "REWRITE_MIN_BYTES", 600)
+
+
+# --- workloads ----------------------------------------------------------------------------------------------------
+
+
+def records(n: int, tag: str | None = None) -> list[Draft]:
+    return [Draft(b'{"n":%d}' % i, tag if tag is None or i % 2 else None, "n1" if i % 3 else None) for i in range(n)]
+
+
+def append_and_rotate(driver: Driver) -> None:
+    """All classes, batches, groups that are written but not synced, files that fill up."""
+    driver.put("f", {"durability": "fsync"})
+    driver.append("d", records(1))
+    driver.append("m", records(1), config={"durability": "memory"}, key="k")
+    driver.commit()
+    for n in (1, 12, 3):
+        driver.append("d", records(n, "t"))
+        driver.append("f", records(n), key=f"k{n}")
+        driver.write()
+        driver.append("m", records(2))
+        driver.commit()
+    driver.append("d", records(2))
+    driver.append("f", records(2))
+    driver.append("f", records(1), key="k3")
+    driver.write()
+    driver.sync()
+    driver.store.engine.go_idle()
+    driver.commit()
+    driver.append("d", records(1))
+    driver.append("m", records(1))
+
+
+def pack_and_seal(driver: Driver) -> None:
+    """Packs, their rewrite and merge, segments, the snapshot's rewrite, trimmed log files."""
+    driver.put("f", {"durability": "fsync"})
+    driver.put("other", {"durability": "fsync", "cap_records": 4})
+    for n in (3, 3, 12, 2, 1):
+        driver.append("f", records(n, "t"))
+        driver.append("d", records(2))
+        driver.append("other", records(1))
+        driver.commit()
+        driver.checkpoint()
+    driver.append("d", records(1))
+
+
+def delete_and_drop(driver: Driver) -> None:
+    """Flips, whole segments and packs that go, topics that go and come back, changed settings."""
+    for name, config in (("f", {"durability": "fsync"}), ("cap", {"durability": "fsync", "cap_records": 10}), ("d", {})):
+        driver.append(name, records(10, "t"), config=config)
+    driver.append("small", records(3, "t:1"))
+    driver.commit()
+    driver.checkpoint()
+    driver.delete("f", None, TagMatch("Eq", "t"))
+    driver.append("cap", records(3))
+    driver.delete("cap", None, TagMatch("Glob", "t"))
+    driver.delete("small", None, TagMatch("Glob", "t:"))
+    driver.commit()
+    driver.append("f", records(9))
+    driver.commit()
+    driver.checkpoint()
+    driver.delete("f", 12, None)
+    driver.delete("d", 6, TagMatch("Eq", "t"))
+    driver.put("cap", {"cap_records": 2, "durability": "disk"})
+    driver.commit()
+    driver.remove("small")
+    driver.commit()
+    driver.append("small", records(2))
+    driver.checkpoint()
+    driver.commit()
+    driver.delete("d", None, TagMatch("Glob", ""))
+    driver.checkpoint()
+
+
+def expire(driver: Driver) -> None:
+    """Records that expire before and after they are stored."""
+    driver.put("f", {"durability": "fsync", "ttl_ms": 50})
+    for _ in range(3):
+        driver.append("f", records(9))
+        driver.append("d", records(2), config={"ttl_ms": 30})
+        driver.commit()
+        driver.checkpoint()
+        driver.clock.advance(29)
+        driver.topic("f")
+        driver.topic("d")
+    driver.put("f", {"ttl_ms": 0})
+    driver.commit()
+    driver.checkpoint()
+
+
+def with_restarts(driver: Driver) -> None:
+    """Clean stops in between, so that recovery itself is a part of what is cut short."""
+    driver.append("f", records(5, "t"), config={"durability": "fsync"})
+    driver.append("d", records(3))
+    driver.commit()
+    driver.restart_in_place()
+    driver.append("f", records(5, "t"))
+    driver.delete("f", None, TagMatch("Eq", "t"))
+    driver.commit()
+    driver.restart_in_place()
+    driver.append("d", records(3))
+    driver.commit()
+
+
+SCRIPTS = (append_and_rotate, pack_and_seal, delete_and_drop, expire, with_restarts)
+
+
+# --- the sweep ----------------------------------------------------------------------------------------------------
+
+
+def new_driver(seed: int = 0) -> Driver:
+    return Driver(FaultyFiles(seed), clock=FakeClock(), wal_file_bytes=700)
+
+
+def count_calls(script: Script) -> int:
+    driver = new_driver().start()
+    script(driver)
+    return driver.disk.calls
+
+
+def run_until_crash(script: Script, call: int, seed: int) -> Driver:
+    driver = new_driver(seed)
+    driver.disk.crash_at(call)
+    with pytest.raises(SimulatedCrash):
+        script(driver.start())
+    return driver
+
+
+def ends(call: int) -> Iterator[tuple[int, bool]]:
+    """Which damage to try: (seed, power loss)."""
+    yield 0, False
+    for n in range(2 * DEPTH):
+        yield 1000 * call + n, True
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_crash_at_every_call(script: Script) -> None:
+    for call in range(count_calls(script)):
+        driver = run_until_crash(script, call, seed=call)
+        for seed, power_loss in ends(call):
+            end = driver.fork()
+            try:
+                end.crash(seed, power_loss=power_loss)
+                twice(end, seed)
+            except BaseException as error:
+                error.add_note(f"{script.__name__}: {driver.disk.trace[-1]} (call {call}), {seed=}, {power_loss=}")
+                raise
+
+
+def twice(driver: Driver, seed: int) -> None:
+    """A recovered store is recovered to the same state again, and what it relies on is safe from the next crash."""
+    driver.crash(seed, power_loss=False)
+    driver.append("after", records(2), config={"durability": "fsync"})
+    driver.commit()
+    driver.checkpoint()
+    driver.crash(seed, power_loss=True)
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_crash_within_the_recovery_at_every_call(script: Script) -> None:
+    total = count_calls(script)
+    for call in range(0, total, 1 if DEPTH > 1 else 5):
+        driver = run_until_crash(script, call, seed=call)
+        for seed, power_loss in ((call, False), (call, True)):
+            found = driver.disk.crash(seed, power_loss=power_loss)
+            for inner in recovery_calls(driver, found):
+                end = driver.fork()
+                end.disk = found.clone(seed + inner)
+                end.disk.crash_at(inner)
+                with pytest.raises(SimulatedCrash):
+                    end.start()
+                for again in (False, True):
+                    last = end.fork()
+                    try:
+                        last.survive(end.disk.crash(seed, power_loss=again), power_loss=power_loss or again)
+                    except BaseException as error:
+                        error.add_note(
+                            f"{script.__name__}: {driver.disk.trace[-1]} (call {call}), {power_loss=}, then "
+                            f"{end.disk.trace[-1]} (call {inner}), {again=}"
+                        )
+                        raise
+
+
+def recovery_calls(driver: Driver, found: FaultyFiles) -> range:
+    twin = driver.fork()
+    twin.disk = found.clone()
+    twin.start()
+    return range(twin.disk.calls)
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
+def test_fail_at_every_call(script: Script, error: int) -> None:
+    for call in range(count_calls(script)):
+        driver = new_driver(call)
+        driver.disk.fail_at(call, error)
+        try:
+            run_with_failures(script, driver)
+        except BaseException as problem:
+            problem.add_note(f"{script.__name__}: {driver.disk.trace[call]} (call {call})")
+            raise
+
+
+def run_with_failures(script: Script, driver: Driver) -> None:
+    try:
+        script(driver.start())
+        driver.commit()
+        driver.check_all()
+    except (Poisoned, OSError):
+        pass  # the process ends: an OSError can only come out of a recovery
+    # After a failed sync the page cache shows what the disk may never get: a process that starts from the cache cannot
+    # know, so the machine's restart must come before the next process builds on it.
+    in_doubt = any(text.startswith("sync") and " -> E" in text for text in driver.disk.trace)
+    for seed, power_loss in ((0, False), (1, True), (2, True)):
+        end = driver.fork()
+        end.crash(seed, power_loss=power_loss)
+        if power_loss or not in_doubt:
+            twice(end, seed)

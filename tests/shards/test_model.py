@@ -1,0 +1,232 @@
+"""The engine against its reference model, step by random step, with crashes in between.
+
+TOPICS_TEST_DEPTH multiplies how much is tried. A failure prints the steps that lead to it.
+"""
+
+import os
+import random
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from topics import limits
+from topics.core import loss
+from topics.core.match import TagMatch
+from topics.errors import TopicsError
+from topics.limits import Limits
+from topics.shards import checkpoint, snapshot
+from topics.testing.driver import Answer, Driver
+from topics.testing.reference import Draft, Record, ReferenceTopic
+
+DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
+NAMES = ("a", "b", "c:x")
+TAGS = (None, "t", "t:1", "t:2", "ü*", "")
+NODES = (None, None, "n1", "näh")
+DURABILITIES = ("fsync", "disk", "memory")
+
+
+@pytest.fixture(autouse=True)
+def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So small that a few records fill a block, a segment, a pack and a ceiling."""
+    shrink_limits(monkeypatch)
+
+
+def shrink_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "CEILING_AHEAD", 8)
+    monkeypatch.setattr(limits, "PACK_TOPIC_BYTES", 2000)
+    monkeypatch.setattr(checkpoint, "PACK_CHUNKS_MAX", 3)
+    monkeypatch.setattr(checkpoint, "PACKS_MAX", 3)
+    monkeypatch.setattr(snapshot, "REWRITE_MIN_BYTES", 1500)
+    monkeypatch.setattr(loss, "RANGES_MAX", 10**6)  # the model knows no bound
+
+
+drafts = st.builds(
+    Draft,
+    data=st.sampled_from((b"1", b'{"k": "v"}', b'"' + b"x" * 60 + b'"', b"null", '"é\\n"'.encode())),
+    tag=st.sampled_from(TAGS),
+    node=st.sampled_from(NODES),
+    meta=st.sampled_from((b"", b"", b'{"m":"1"}')),
+)
+batches = st.one_of(st.lists(drafts, min_size=1, max_size=4), st.builds(lambda d, n: [d] * n, drafts, st.integers(1, 300)))
+configs = st.fixed_dictionaries(
+    {},
+    optional={
+        "durability": st.sampled_from(DURABILITIES),
+        "ttl_ms": st.sampled_from((0, 10, 50)),
+        "cap_records": st.sampled_from((0, 3, 20)),
+        "cap_bytes": st.sampled_from((0, 200, 3000)),
+        "discard": st.sampled_from(("old", "reject")),
+        "idempotency_window_ms": st.sampled_from((0, 20, 120_000)),
+    },
+)
+matches = st.one_of(
+    st.none(),
+    st.builds(TagMatch, st.just("Eq"), st.sampled_from(("t", "t:1", "ü*", "none", ""))),
+    st.builds(TagMatch, st.just("Glob"), st.sampled_from(("t", "t:", "", "ü"))),
+)
+
+
+class ShardMachine(RuleBasedStateMachine):
+    @initialize(seed=st.integers(0, 2**16), wal_file_bytes=st.sampled_from((512, 4096, 1 << 20)), events=st.sampled_from((8, 40)))
+    def start(self, seed: int, wal_file_bytes: int, events: int) -> None:
+        self.rng = random.Random(seed)
+        self.driver = Driver(bounds=Limits(segment_events=events, segment_bytes=4096), wal_file_bytes=wal_file_bytes)
+        self.driver.start()
+        self.steps: Any = None
+        self.earliest: dict[tuple[str, int], int] = {}
+        self.answers: list[Answer] = []
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    @rule(name=st.sampled_from(NAMES), config=configs)
+    def put(self, name: str, config: dict[str, Any]) -> None:
+        if not self._is_changing(name) and not self._is_coming(name):
+            self.driver.put(name, config)
+
+    @rule(
+        name=st.sampled_from(NAMES), batch=batches, key=st.sampled_from((None, None, "k1", "k2")),
+        config=st.one_of(st.none(), configs),
+    )  # fmt: skip
+    def append(self, name: str, batch: list[Draft], key: str | None, config: dict[str, Any] | None) -> None:
+        if self._is_changing(name):
+            return
+        code = self._refusal(name, batch, key, config or {})
+        try:
+            self.answers.append(self.driver.append(name, batch, key=key, config=config))
+        except TopicsError as error:
+            assert error.code == code, f"{error} instead of {code}"
+        else:
+            assert code is None, f"accepted instead of {code}"
+
+    def _refusal(self, name: str, batch: list[Draft], key: str | None, config: dict[str, Any]) -> str | None:
+        """The code with which a write must be refused, by the state that counts everything accepted so far."""
+        topic = self.driver.model.fold(len(self.driver.model.log)).get(name)
+        if topic is None:
+            topic = ReferenceTopic(name, 0, self.driver.settings_of(config))
+        now = self.driver.now()
+        topic.expire(now)
+        if topic.settings.discard != "reject" or (key is not None and topic.find_key(key, now) is not None):
+            return None
+        caps = topic.settings
+        size = sum(Record(topic.head_seq + 1 + i, max(now, topic.last_ts), *draft).size for i, draft in enumerate(batch))
+        for cap, need, held in ((caps.cap_records, len(batch), topic.count), (caps.cap_bytes, size, topic.bytes)):
+            if cap and need > cap:
+                return "record_too_large"
+            if cap and held + need > cap:
+                return "topic_full"
+        return None
+
+    @rule(name=st.sampled_from(NAMES), back=st.one_of(st.none(), st.integers(-2, 60)), match=matches)
+    def delete(self, name: str, back: int | None, match: TagMatch | None) -> None:
+        topic = self.driver.model.topics.get(name)
+        if topic is None or (back is None and match is None) or self._is_changing(name):
+            return
+        before_seq = max(0, topic.head_seq + 1 - back) if back is not None else None
+        self.driver.delete(name, before_seq, match)
+
+    @rule(name=st.sampled_from(NAMES))
+    def remove(self, name: str) -> None:
+        if name in self.driver.model.topics and not self._is_changing(name) and not self._is_coming(name):
+            self.driver.remove(name)
+
+    def _is_changing(self, name: str) -> bool:
+        """A control command waits for its sync: what comes now would be parked, which the model does not follow."""
+        topic = self.driver.store.engine.state.topics.get(name)
+        return topic is not None and (topic.parked is not None or topic.removing)
+
+    def _is_coming(self, name: str) -> bool:
+        topic = self.driver.store.engine.state.topics.get(name)
+        return topic is not None and not topic.published
+
+    # --- time and disk --------------------------------------------------------------------------------------------
+
+    @precondition(lambda self: not self.driver.busy)
+    @rule(ms=st.sampled_from((1, 9, 15, 60)))
+    def pass_time(self, ms: int) -> None:
+        self.driver.clock.advance(ms)
+
+    @rule()
+    def write(self) -> None:
+        self.driver.write()
+
+    @rule()
+    def sync(self) -> None:
+        self.driver.sync()
+
+    @rule()
+    def commit(self) -> None:
+        self.driver.commit()
+
+    @rule()
+    def go_idle(self) -> None:
+        self.driver.store.engine.go_idle()
+
+    @rule()
+    def checkpoint(self) -> None:
+        self._end_checkpoint()
+        self.driver.checkpoint()
+
+    @rule(steps=st.integers(1, 3))
+    def checkpoint_partly(self, steps: int) -> None:
+        """Some stages of a checkpoint; other steps may come before the next ones."""
+        if self.steps is None:
+            self.steps = self.driver.checkpoint_steps()
+        for _ in range(steps):
+            step = next(self.steps, None)
+            if step is None:
+                self.steps = None
+                return
+            step()
+
+    def _end_checkpoint(self) -> None:
+        for step in self.steps or ():
+            step()
+        self.steps = None
+
+    @rule()
+    def restart(self) -> None:
+        self._end_checkpoint()
+        self.driver.restart()
+
+    @rule(seed=st.integers(0, 2**16), power_loss=st.booleans())
+    def crash(self, seed: int, power_loss: bool) -> None:
+        self.steps = None
+        self.driver.crash(seed, power_loss=power_loss)
+        durable = {(t.name, t.epoch) for t in self.driver.model.topics.values() if t.settings.durability == "fsync"}
+        # Elsewhere a crash may take back a delete whose frame was not synced.
+        self.earliest = {key: earliest for key, earliest in self.earliest.items() if key in durable}
+
+    @rule()
+    def evict_cache(self) -> None:
+        """Read from files, not from what is still resident."""
+        for topic in self.driver.store.engine.state.by_id.values():
+            for chunk in topic.chunks:
+                if chunk.file is not None:
+                    chunk.block = None
+
+    # --- what always holds ----------------------------------------------------------------------------------------
+
+    @invariant()
+    def engine_and_model_agree(self) -> None:
+        self.driver.check(self.rng)
+
+    @invariant()
+    def earliest_only_grows(self) -> None:
+        for topic in self.driver.model.topics.values():
+            key = (topic.name, topic.epoch)
+            assert topic.earliest_seq >= self.earliest.get(key, 0)
+            self.earliest[key] = topic.earliest_seq
+
+
+TestShard = ShardMachine.TestCase
+TestShard.settings = settings(
+    max_examples=60 * DEPTH,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+    report_multiple_bugs=False,
+)

@@ -1,0 +1,101 @@
+"""The Quart app: every route of the table once more, for requests that are not answered in the connection task.
+
+A view does nothing of its own: it hands the request to `Gateway.answer`. So do Quart's "not found" and "method not
+allowed", since paths are decoded and matched in one place only (routing.py).
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+import quart
+import trio
+from quart_trio import QuartTrio
+from werkzeug.exceptions import RequestEntityTooLarge
+
+from topics import errors
+from topics.errors import TopicsError
+from topics.gateway.bodies import too_large
+from topics.gateway.dispatch import Gateway, finish
+from topics.gateway.messages import Refusal, Request, Response
+from topics.gateway.statuses import error_response
+
+T = TypeVar("T")
+BODY_TIMEOUT_S = 60.0
+
+
+def create_app(gateway: Gateway) -> QuartTrio:
+    app = QuartTrio("topics", static_folder=None)
+    app.url_map.merge_slashes = False
+    app.config["MAX_CONTENT_LENGTH"] = gateway.limits.body_bytes
+    app.config["RESPONSE_TIMEOUT"] = None
+
+    async def view(**_: str) -> quart.Response:
+        return to_quart(await gateway.answer(from_quart(quart.request)))
+
+    async def stray(error: Exception) -> quart.Response:
+        if quart.has_request_context():
+            return await view()
+        return to_quart(await no_websocket())
+
+    for template in dict.fromkeys(route.template for route in gateway.routes.table):
+        methods = [route.method for route in gateway.routes.table if route.template == template]
+        app.add_url_rule(
+            quart_rule(template), template, view, methods=methods, provide_automatic_options=False, strict_slashes=False
+        )
+    for status in (404, 405, 308):
+        app.register_error_handler(status, stray)
+    return app
+
+
+def quart_rule(template: str) -> str:
+    """`/v0/topics/:topic/diff` as Quart writes it."""
+    return "/".join(f"<{part[1:]}>" if part.startswith(":") else part for part in template.split("/"))
+
+
+def from_quart(request: quart.Request) -> Request:
+    scope: Any = request.scope
+    return Request(
+        scope["method"],
+        scope["raw_path"],
+        scope["query_string"],
+        dict(scope["headers"]),
+        QuartBody(request),
+        scope.get("topics.started_ns"),
+    )
+
+
+def to_quart(response: Response) -> quart.Response:
+    made = quart.Response(response.body + response.tail, response.status, content_type=response.content_type.decode())
+    for name, value in response.headers:
+        made.headers[name.decode("latin-1")] = value.decode("latin-1")
+    return made
+
+
+async def no_websocket() -> Response:
+    request = Request("GET", b"", b"", {}, _NO_BODY)
+    return await finish(request, error_response(TopicsError(errors.NOT_FOUND, "there is no WebSocket at this path")))
+
+
+class QuartBody:
+    """A body that Quart collects. When the client goes, Quart cancels the request's task."""
+
+    def __init__(self, request: quart.Request | None) -> None:
+        self._request = request
+
+    async def read(self, limit: int) -> bytes:
+        if self._request is None:
+            return b""
+        try:
+            with trio.fail_after(BODY_TIMEOUT_S):
+                body: bytes = await self._request.body
+        except RequestEntityTooLarge:
+            raise too_large(limit) from None
+        except trio.TooSlowError:
+            raise Refusal(408, "the rest of the body did not come in time") from None
+        return body
+
+    async def while_connected(self, work: Callable[[], Awaitable[T]]) -> T:
+        return await work()
+
+
+_NO_BODY = QuartBody(None)

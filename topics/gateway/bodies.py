@@ -1,0 +1,135 @@
+"""Bodies on their way in and out: content type, size, gzip. Payloads are never looked at here."""
+
+import zlib
+
+import trio
+
+from topics import errors, limits
+from topics.errors import TopicsError, invalid
+from topics.gateway.messages import Request, Response
+
+GZIP_WINDOW = 16 + zlib.MAX_WBITS
+GZIP_LEVEL = 1  # clients ask for gzip on slow links; the server's time is worth more than the last per cent
+COMPRESSIBLE = (b"application/json", b"text/plain")
+UTF8 = ("utf-8", "utf8")
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body, inflated. Whatever can be refused by the head alone is refused before a byte is read."""
+    headers = request.headers
+    length = headers.get(b"content-length")
+    if length is not None:
+        check_length(length, limit)
+        if length != b"0":
+            check_type(headers.get(b"content-type"))
+    encoding = headers.get(b"content-encoding")
+    gzipped = encoding is not None and is_gzip(encoding)
+    body = await request.source.read(limit)
+    if length is None and body:
+        check_type(headers.get(b"content-type"))
+    return await inflate(body, limit) if gzipped and body else body
+
+
+def check_length(length: bytes, limit: int) -> None:
+    if not length.isdigit():
+        raise invalid("Content-Length is not a number")
+    if len(length) > 18 or int(length) > limit:
+        raise too_large(limit)
+
+
+def too_large(limit: int) -> TopicsError:
+    return TopicsError(errors.PAYLOAD_TOO_LARGE, f"the body is too large; the limit is {limit} bytes", {"max": limit})
+
+
+def check_type(content_type: bytes | None) -> None:
+    if content_type in (b"application/json", b"application/json; charset=utf-8"):
+        return
+    kind, _, parameters = (content_type or b"").decode("latin-1").partition(";")
+    if kind.strip().lower() != "application/json":
+        raise _unsupported("send the body as Content-Type: application/json")
+    for parameter in parameters.split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "charset" and value.strip().strip('"').lower() not in UTF8:
+            raise _unsupported("JSON bodies are UTF-8; no other charset is supported")
+
+
+def is_gzip(encoding: bytes) -> bool:
+    name = encoding.strip().lower()
+    if name in (b"gzip", b"x-gzip"):
+        return True
+    if name in (b"identity", b""):
+        return False
+    raise _unsupported("of Content-Encoding only gzip is supported")
+
+
+def _unsupported(message: str) -> TopicsError:
+    return TopicsError(errors.UNSUPPORTED_MEDIA_TYPE, message)
+
+
+async def inflate(body: bytes, limit: int) -> bytes:
+    """At most `limit` bytes are ever inflated, so a bomb costs no more than an honest body."""
+    if len(body) <= limits.GZIP_THREAD_BYTES // 8:
+        # Even so little may inflate to a thousand times as much: the loop only gives it a small chance.
+        whole = _inflate(body, limit, stop_at=limits.GZIP_THREAD_BYTES * 4)
+        if whole is not None:
+            return whole
+    whole = await trio.to_thread.run_sync(_inflate, body, limit)
+    assert whole is not None
+    return whole
+
+
+def _inflate(body: bytes, limit: int, stop_at: int | None = None) -> bytes | None:
+    """All members of a gzip file; None if that would be more than `stop_at` bytes."""
+    parts: list[bytes] = []
+    have = 0
+    most = limit if stop_at is None else min(limit, stop_at)
+    while body:
+        member = zlib.decompressobj(GZIP_WINDOW)
+        try:
+            part = member.decompress(body, most - have + 1)
+        except zlib.error:
+            raise invalid("the body is not valid gzip") from None
+        parts.append(part)
+        have += len(part)
+        if have > most:
+            if most < limit:
+                return None
+            raise too_large(limit)
+        if not member.eof:
+            raise invalid("the gzip body ends too early")
+        body = member.unused_data
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+async def compress(request: Request, response: Response) -> None:
+    """Gzip an answer in place, if the client takes it and it is worth it. Cancelled, nothing has changed."""
+    size = len(response.body) + len(response.tail)
+    if size < limits.GZIP_MIN_BYTES or not response.content_type.startswith(COMPRESSIBLE):
+        return
+    if not accepts_gzip(request.headers.get(b"accept-encoding", b"")):
+        return
+    if size <= limits.GZIP_THREAD_BYTES:
+        packed = _gzip(response.body, response.tail)
+    else:
+        packed = await trio.to_thread.run_sync(_gzip, response.body, response.tail)
+    response.body, response.tail = packed, b""
+    response.headers = (*response.headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
+
+
+def accepts_gzip(accept: bytes) -> bool:
+    """Does Accept-Encoding name gzip (or `*`), with a weight above zero?"""
+    wanted = False
+    for choice in accept.lower().split(b","):
+        name, _, weight = choice.partition(b";")
+        name = name.strip()
+        refused = weight.replace(b" ", b"").removeprefix(b"q=").strip(b"0.") == b"" and b"q=" in weight
+        if name in (b"gzip", b"x-gzip"):
+            return not refused
+        if name == b"*":
+            wanted = not refused
+    return wanted
+
+
+def _gzip(*pieces: bytes) -> bytes:
+    packer = zlib.compressobj(GZIP_LEVEL, zlib.DEFLATED, GZIP_WINDOW)
+    return b"".join([*(packer.compress(piece) for piece in pieces), packer.flush()])

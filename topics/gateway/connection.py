@@ -1,0 +1,341 @@
+"""One client connection: the bridge between its bytes and whoever answers.
+
+The connection's task reads the socket, feeds the parser and answers its requests one after another: hot routes right
+here, with one send for head and body; everything else through the ASGI app (asgi.py); a WebSocket, or HTTP/2 in clear
+text, is handed to Hypercorn with its bytes (handover.py).
+
+There is no timer per connection. Whoever waits for the client sets `deadline`; the server's sweep (server.py) looks at
+it now and then and shuts the socket down, so that the wait ends as if the client had closed.
+"""
+
+import logging
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from math import inf
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, TypeVar
+
+import trio
+from trio.lowlevel import checkpoint, wait_readable, wait_writable
+
+from topics import limits
+from topics.errors import TopicsError
+from topics.gateway import render
+from topics.gateway.asgi import run_app
+from topics.gateway.bodies import too_large
+from topics.gateway.dispatch import finish
+from topics.gateway.messages import ClientGone, Refusal, Request, Response
+from topics.gateway.parser import H2_PREFACE, Incoming, RequestParser, split_target
+from topics.gateway.routing import Route, decode_name
+from topics.gateway.statuses import error_response
+
+if TYPE_CHECKING:
+    from topics.gateway.server import Server
+
+log = logging.getLogger(__name__)
+access_log = logging.getLogger("topics.access")
+T = TypeVar("T")
+
+
+class Connection:
+    def __init__(self, server: "Server", sock: socket.socket, client: tuple[str, int] | None) -> None:
+        self.server = server
+        self.sock = sock
+        self.client = client
+        self.deadline = inf
+        self.idle = True  # between requests: a drain may close it
+        self.timed_out = False
+        self.gone = False
+        self.handed_over = False
+        self.parser = RequestParser()
+        self._ahead = b""  # read while a request was under way, not parsed yet
+        self._closing = False
+        self._head_until = inf
+        self._sending = False
+
+    async def run(self) -> None:
+        try:
+            await self._serve()
+        except (ClientGone, OSError):
+            pass
+        except Exception:
+            log.exception("a connection failed")
+        finally:
+            self.sock.close()
+
+    def cut(self) -> None:
+        """The client took too long: end the wait. A wait for bytes sees an end, a wait to send an error."""
+        with suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR if self._sending else socket.SHUT_RD)
+
+    def drain(self, soon: float) -> None:
+        """Close if nothing is under way. Bytes that have already arrived are still read, and refused."""
+        if self.idle:
+            with suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RD)
+        elif self.parser.in_head:
+            self.deadline = min(self.deadline, soon)
+
+    # --- reading ----------------------------------------------------------------------------------------------------
+
+    async def receive(self) -> bytes:
+        """Some bytes, or none at the end. Cancelled, nothing is lost."""
+        while True:
+            await wait_readable(self.sock)
+            try:
+                return self.sock.recv(limits.HTTP_RECEIVE_BYTES)
+            except BlockingIOError:
+                continue
+            except OSError:
+                return b""
+
+    async def watch(self) -> None:
+        """Returns when the client is gone; what it sends meanwhile is kept, up to a bound."""
+        while not self.gone:
+            if len(self._ahead) >= limits.HTTP_AHEAD_BYTES:
+                await trio.sleep_forever()
+            data = await self.receive()
+            self._ahead += data
+            self.gone = not data
+
+    async def read_more(self, request: Incoming) -> None:
+        """More of the body of the request under way. Raises ClientGone, Refusal 408 or 400."""
+        if request.expects:
+            request.expects = False
+            await self.send([render.CONTINUE])
+        data, self._ahead = self._ahead, b""
+        if not data:
+            self.deadline = self.server.now + self.server.patience.body_s
+            data = await self.receive()
+            self.deadline = inf
+        if not data:
+            if self.timed_out:
+                raise Refusal(408, "the rest of the body did not come in time")
+            raise ClientGone
+        self.parser.feed(data)
+        if self.parser.error is not None and not request.complete:
+            raise self.parser.error
+
+    # --- writing ----------------------------------------------------------------------------------------------------
+
+    async def send(self, buffers: list[bytes]) -> None:
+        """Without a checkpoint while the client keeps up."""
+        size = sum(map(len, buffers))
+        if len(buffers) == 1 or size <= limits.HTTP_JOIN_BYTES:
+            await self._send(b"".join(buffers))
+            return
+        for buffer in buffers:
+            await self._send(buffer)
+
+    async def _send(self, data: bytes) -> None:
+        view: memoryview | bytes = data
+        while True:
+            try:
+                sent = self.sock.send(view)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                raise ClientGone from None
+            if sent == len(view):
+                self.deadline = inf
+                self._sending = False
+                return
+            view = memoryview(view)[sent:]
+            self.deadline = self.server.now + self.server.patience.send_s
+            self._sending = True
+            await wait_writable(self.sock)
+
+    # --- the life of a connection -----------------------------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        data = await self._first_bytes()
+        if data.startswith(H2_PREFACE):
+            await self._hand_over(data)
+            return
+        while data:
+            self.parser.feed(data)
+            if not await self._answer_queue():
+                await self._linger()
+                return
+            data = await self._next_bytes()
+        if self.timed_out and self.parser.in_head:
+            await self._refuse(Refusal(408, "the request's head did not come in time"))
+
+    async def _first_bytes(self) -> bytes:
+        self.deadline = self.server.now + self.server.patience.idle_s
+        data = await self.receive()
+        while len(data) < len(H2_PREFACE) and data and H2_PREFACE.startswith(data):
+            self.idle = False
+            more = await self.receive()
+            if not more:
+                return data
+            data += more
+        return data
+
+    async def _next_bytes(self) -> bytes:
+        """Wait for the next request, or for the rest of a head (whose time runs from its first byte)."""
+        data, self._ahead = self._ahead, b""
+        if data or self.gone:
+            return data
+        if self.parser.in_head:
+            self.idle = False
+            if self._head_until is inf:
+                self._head_until = self.server.now + self.server.patience.head_s
+            self.deadline = self._head_until
+        elif self.server.draining:
+            return b""
+        else:
+            self.idle = True
+            self._head_until = inf
+            self.deadline = self.server.now + self.server.patience.idle_s
+        return await self.receive()
+
+    async def _answer_queue(self) -> bool:
+        """Answer what has been parsed; False if the connection is to be closed."""
+        queue = self.parser.queue
+        self.idle = self.idle and not queue
+        answered = 0
+        while queue:
+            self.deadline = inf
+            request = queue[0]
+            if request.upgrade:
+                await self._hand_over(request.head_bytes() + (self.parser.rest or b"") + self._ahead)
+                return False
+            await self._answer(request)
+            queue.popleft()
+            if self._closing:
+                return False
+            answered += 1
+            if not answered % limits.HTTP_PIPELINED_MAX:
+                await checkpoint()
+        if self.parser.error is not None:
+            await self._refuse(self.parser.error)
+            return False
+        return True
+
+    async def _answer(self, request: Incoming) -> None:
+        if request.refusal is not None:
+            await self._refuse(request.refusal)
+            return
+        path, query = split_target(request.target)
+        route, name, _ = self.server.gateway.routes.find(request.method, path)
+        if route is not None and route.hot:
+            await self._answer_hot(request, route, name, path, query)
+        else:
+            await run_app(self, request, path, query)
+
+    async def _answer_hot(self, incoming: Incoming, route: Route, name: bytes, path: bytes, query: bytes) -> None:
+        request = Request(
+            incoming.method, path, query, dict(incoming.headers), HotBody(self, incoming), incoming.started_ns
+        )
+        try:
+            request.name = decode_name(name) if name else ""
+        except TopicsError as error:
+            response = await finish(request, error_response(error))
+        else:
+            response = await self.server.gateway.run(route, request)
+        await self.respond(incoming, response)
+
+    async def respond(self, incoming: Incoming, response: Response) -> None:
+        """A whole answer in one send."""
+        head = render.response_head(response, self.connection_line(incoming))
+        if incoming.method == "HEAD":
+            await self.send([head])
+        else:
+            await self.send([head, response.body, response.tail])
+        self.log_access(incoming, response.status, len(response.body) + len(response.tail))
+
+    def connection_line(self, incoming: Incoming) -> bytes:
+        """The connection header of an answer that starts now. What it announces is kept.
+
+        A body that is not complete by now will not be read: the connection cannot be used again.
+        """
+        if not incoming.keep_alive or not incoming.complete or self.server.draining:
+            self._closing = True
+        if self._closing:
+            return render.CLOSE
+        return b"" if incoming.http11 else render.KEEP_ALIVE
+
+    def close_after_this(self) -> None:
+        self._closing = True
+
+    async def _refuse(self, refusal: Refusal) -> None:
+        """Answer what is no proper request; nothing after it can be trusted."""
+        self._closing = True
+        incoming = Incoming()
+        request = Request("", b"", b"", {}, HotBody(self, incoming))
+        incoming.started_ns = request.started_ns
+        await self.respond(incoming, await finish(request, error_response(refusal)))
+
+    async def _hand_over(self, data: bytes) -> None:
+        self.handed_over = True
+        self.idle = False
+        self.deadline = inf
+        await self.server.handover.take(self.sock, data)
+
+    async def _linger(self) -> None:
+        """Closing with unread bytes resets the connection, and the client might lose the answer: read them first."""
+        if self.handed_over:
+            return
+        request = self.parser.queue[0] if self.parser.queue else None
+        if (request is None or request.complete) and self.parser.error is None:
+            return
+        self.sock.shutdown(socket.SHUT_WR)
+        self.deadline = self.server.now + self.server.patience.linger_s
+        left = limits.HTTP_LINGER_BYTES
+        while left > 0:
+            data = await self.receive()
+            if not data:
+                return
+            left -= len(data)
+
+    def log_access(self, incoming: Incoming, status: int, size: int) -> None:
+        """Never the query string, which may hold a token."""
+        if access_log.isEnabledFor(logging.DEBUG):
+            path = split_target(incoming.target)[0].decode("latin-1")
+            took_ms = (perf_counter_ns() - incoming.started_ns) / 1e6
+            host = self.client[0] if self.client else "-"
+            access_log.debug("%s %s %s %d %d %.3f", host, incoming.method or "-", path, status, size, took_ms)
+
+
+class HotBody:
+    """The body of a request that is answered in the connection's own task."""
+
+    __slots__ = ("_connection", "_incoming")
+
+    def __init__(self, connection: Connection, incoming: Incoming) -> None:
+        self._connection = connection
+        self._incoming = incoming
+
+    async def read(self, limit: int) -> bytes:
+        incoming = self._incoming
+        while not incoming.complete:
+            if incoming.received > limit:
+                raise too_large(limit)
+            await self._connection.read_more(incoming)
+        if incoming.received > limit:
+            raise too_large(limit)
+        return incoming.take()
+
+    async def while_connected(self, work: Callable[[], Awaitable[T]]) -> T:
+        result: T | None = None
+        error: TopicsError | None = None
+        async with trio.open_nursery() as nursery:
+
+            async def watch() -> None:
+                await self._connection.watch()
+                nursery.cancel_scope.cancel()
+
+            nursery.start_soon(watch)
+            try:
+                result = await work()
+            except TopicsError as refused:
+                error = refused
+            nursery.cancel_scope.cancel()
+        if error is not None:
+            raise error
+        if self._connection.gone and result is None:
+            raise ClientGone
+        assert result is not None
+        return result

@@ -1,0 +1,100 @@
+"""The one way from a request to its answer: route, authenticate, authorise, handle, finish.
+
+The hot path and the Quart app both end here, so no rule has two implementations.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from time import perf_counter_ns
+from typing import Any
+
+import msgspec
+import trio
+
+from topics import errors
+from topics.board import Board, Phase
+from topics.errors import TopicsError
+from topics.gateway import bodies
+from topics.gateway.access import authenticate, authorise
+from topics.gateway.messages import ClientGone, Request, Response
+from topics.gateway.routing import Route, Routes
+from topics.gateway.shard_calls import Shards
+from topics.gateway.statuses import error_response
+from topics.limits import Limits
+
+log = logging.getLogger(__name__)
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class Gateway:
+    """What handlers work with."""
+
+    shards: Shards
+    routes: Routes
+    limits: Limits = field(default_factory=Limits)
+    started_ms: int = 0
+    draining: bool = False
+    board: Board | None = None
+    first_ready: bool = False  # every shard has been ready once
+    polls: set[trio.CancelScope] = field(default_factory=set)  # long-polls that a drain ends early
+
+    def drain(self) -> None:
+        """From now on requests are refused; those under way finish, long-polls at once."""
+        self.draining = True
+        for scope in tuple(self.polls):
+            scope.cancel()
+
+    def was_ready(self, *, now_ready: bool) -> bool:
+        """Has the instance been ready, ever? The board remembers it over a restart of this gateway."""
+        if now_ready or (self.board is not None and self.board.phase is not Phase.STARTING):
+            self.first_ready = True
+        return self.first_ready
+
+    def instance_draining(self) -> bool:
+        return self.board is not None and self.board.phase is Phase.DRAINING
+
+    async def answer(self, request: Request) -> Response:
+        """Any request's answer. Raises nothing but ClientGone and cancellation."""
+        try:
+            route = self.routes.match(request)
+        except TopicsError as error:
+            return await finish(request, error_response(error))
+        return await self.run(route, request)
+
+    async def run(self, route: Route, request: Request) -> Response:
+        """The answer of a request whose route is known."""
+        try:
+            if self.draining and not route.probe:
+                raise shutting_down()
+            authorise(authenticate(request.headers), route.scope, request.name)
+            response = await route.handle(self, request)
+        except TopicsError as error:
+            response = error_response(error)
+        except ClientGone:
+            raise
+        except Exception:
+            log.exception("%s %s failed", request.method, route.template)
+            response = error_response(TopicsError(errors.INTERNAL, "internal error; see the server's log"))
+        return await finish(request, response)
+
+
+def shutting_down() -> TopicsError:
+    return TopicsError(errors.SHUTTING_DOWN, "the server is shutting down; retry", {"retry_after_ms": 1000})
+
+
+async def finish(request: Request, response: Response) -> Response:
+    """Close the JSON object with `performance`; compress if asked."""
+    if response.perf is not None:
+        response.tail = performance((perf_counter_ns() - request.started_ns) / 1e6, response.perf)
+    if b"accept-encoding" in request.headers:
+        await bodies.compress(request, response)
+    return response
+
+
+def performance(total_ms: float, perf: Mapping[str, Any]) -> bytes:
+    """The end of an open object."""
+    if not perf:
+        return b',"performance":{"server_total_ms":%.3f}}' % total_ms
+    return b',"performance":{"server_total_ms":%.3f,%b}' % (total_ms, _encode(perf)[1:])

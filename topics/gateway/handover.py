@@ -1,0 +1,84 @@
+"""The seam to Hypercorn: WebSockets and HTTP/2 in clear text are its business, with the same ASGI app.
+
+Hypercorn's parts are no stable API. This is the only file that touches them (its version is pinned in
+constraints.txt), and tests/gateway/test_handover.py fails loudly if they move.
+"""
+
+import logging
+import socket
+from typing import Any
+
+import trio
+from hypercorn.app_wrappers import ASGIWrapper
+from hypercorn.config import Config
+from hypercorn.trio.lifespan import Lifespan
+from hypercorn.trio.tcp_server import TCPServer
+from hypercorn.trio.worker_context import WorkerContext
+from hypercorn.typing import ConnectionState, LifespanState
+
+from topics import limits
+
+
+def hypercorn_config(idle_s: float) -> Config:
+    config = Config()
+    config.include_server_header = False
+    config.accesslog = None
+    config.errorlog = logging.getLogger("topics.hypercorn")
+    config.keep_alive_timeout = idle_s
+    config.keep_alive_max_requests = 1 << 62
+    config.h11_max_incomplete_size = limits.HTTP_HEAD_BYTES
+    config.h2_max_header_list_size = limits.HTTP_HEAD_BYTES
+    return config
+
+
+class Handover:
+    """The app's lifespan, and the connections that Hypercorn serves."""
+
+    def __init__(self, app: Any, idle_s: float) -> None:
+        self._app = ASGIWrapper(app)
+        self._config = hypercorn_config(idle_s)
+        self._context = WorkerContext(None)
+        self._state: LifespanState = {}
+        self._lifespan = Lifespan(self._app, self._config, self._state)
+
+    async def start(self, nursery: trio.Nursery) -> None:
+        """Run the app's start-up."""
+        await nursery.start(self._lifespan.handle_lifespan)
+        await self._lifespan.wait_for_startup()
+
+    async def stop(self) -> None:
+        await self._lifespan.wait_for_shutdown()
+
+    async def drain(self) -> None:
+        """Idle connections close, others after what is under way."""
+        await self._context.terminated.set()
+
+    async def take(self, sock: socket.socket, data: bytes) -> None:
+        """Serve a connection to its end; `data` is what was read from it so far."""
+        stream: Any = ReplayedStream(sock, data)
+        await TCPServer(self._app, self._config, self._context, ConnectionState(self._state.copy()), stream).run()
+
+
+class ReplayedStream:
+    """A socket of which some bytes were already read."""
+
+    def __init__(self, sock: socket.socket, data: bytes) -> None:
+        self.socket = trio.socket.from_stdlib_socket(sock)
+        self._stream = trio.SocketStream(self.socket)
+        self._data = data
+
+    async def receive_some(self, max_bytes: int) -> bytes:
+        if self._data:
+            data, self._data = self._data[:max_bytes], self._data[max_bytes:]
+            await trio.lowlevel.checkpoint()
+            return data
+        return bytes(await self._stream.receive_some(max_bytes))
+
+    async def send_all(self, data: bytes) -> None:
+        await self._stream.send_all(data)
+
+    async def send_eof(self) -> None:
+        await self._stream.send_eof()
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()

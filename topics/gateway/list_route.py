@@ -1,0 +1,90 @@
+"""The list of topics, merged over all shards in name order (API §1.3). Never a partial answer."""
+
+import base64
+import binascii
+import heapq
+from collections.abc import Iterator
+
+import msgspec
+
+from topics import limits
+from topics.errors import TopicsError, invalid
+from topics.gateway.access import Scope, authenticate
+from topics.gateway.dispatch import Gateway
+from topics.gateway.messages import Request, Response
+from topics.gateway.routing import Route
+from topics.rpc.open_calls import Reply
+
+
+class Position(msgspec.Struct, forbid_unknown_fields=True):
+    """What a cursor holds: the last name of the page before."""
+
+    after: str
+
+
+_position = msgspec.json.Decoder(Position)
+
+
+def encode_cursor(after: str) -> str:
+    return base64.urlsafe_b64encode(msgspec.json.encode(Position(after))).decode()
+
+
+def decode_cursor(cursor: str) -> str:
+    try:
+        raw = base64.b64decode(cursor.replace("-", "+").replace("_", "/"), validate=True)
+        return _position.decode(raw).after
+    except (binascii.Error, ValueError, msgspec.DecodeError):
+        raise invalid("the cursor is not one this server gave out", field="cursor") from None
+
+
+def page_size_of(text: str | None) -> int:
+    if text is None:
+        return limits.LIST_PAGE_DEFAULT
+    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < 1:
+        raise invalid("page_size must be a whole number of at least 1", field="page_size")
+    return min(int(text), limits.LIST_PAGE_MAX)
+
+
+async def list_topics(gateway: Gateway, request: Request) -> Response:
+    args = request.args
+    size = page_size_of(args.get("page_size"))
+    head = {
+        "prefix": args.get("prefix", ""),
+        "after": decode_cursor(args["cursor"]) if "cursor" in args else "",
+        "limit": size,
+        "touch": request.flag("touch", False),
+        "prefixes": authenticate(request.headers).prefixes,
+    }
+    pages: list[Reply] = []
+    for answer in (await gateway.shards.call_all("list", head)).values():
+        if isinstance(answer, TopicsError):
+            raise answer
+        pages.append(answer)
+    return _merge(pages, size)
+
+
+def _merge(pages: list[Reply], size: int) -> Response:
+    names: list[str] = []
+    entries: list[bytes] = []
+    more = False
+    for name, entry in heapq.merge(*map(_entries, pages)):
+        if len(names) == size:
+            more = True
+            break
+        names.append(name)
+        entries.append(entry)
+    more = more or any(page.head["more"] for page in pages)
+    body = b'{"topics":[' + b",".join(entries) + b"]"
+    if more and names:
+        body += b',"next_cursor":"%b"' % encode_cursor(names[-1]).encode()
+    return Response(body, 200, {})
+
+
+def _entries(page: Reply) -> Iterator[tuple[str, bytes]]:
+    start = 0
+    for name, length in zip(page.head["names"], page.head["sizes"], strict=True):
+        yield name, page.body[start : start + length]
+        start += length
+
+
+ROUTES = (Route("GET", "/v0/topics", list_topics, Scope.READ),)

@@ -1,0 +1,100 @@
+"""What a handler sees and returns, whatever carried it: the hot path, Quart over the bridge, or HTTP/2.
+
+A handler is `async def handle(gateway, request) -> Response`. It raises TopicsError to refuse.
+"""
+
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cached_property
+from time import perf_counter_ns
+from typing import Any, Protocol, TypeVar
+from urllib.parse import parse_qsl
+
+from topics.errors import INVALID_REQUEST, TopicsError, invalid
+
+T = TypeVar("T")
+JSON = b"application/json"
+
+
+class ClientGone(Exception):
+    """The client closed its connection; there is nobody to answer."""
+
+
+class Refusal(TopicsError):
+    """A refusal of the HTTP layer itself, for statuses that no code of the taxonomy stands for (408, 414, 431 …)."""
+
+    def __init__(self, status: int, message: str, code: str = INVALID_REQUEST) -> None:
+        super().__init__(code, message)
+        self.status = status
+
+
+class Source(Protocol):
+    """Where a request's body comes from."""
+
+    async def read(self, limit: int) -> bytes:
+        """The whole body. Raises Refusal 413 as soon as it is longer than `limit`, 408 if the client stalls."""
+
+    async def while_connected(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run `work`, cancelled as soon as the client is gone (ClientGone, or the cancellation of this task)."""
+
+
+class Request:
+    """One request. `path` is raw: percent-decoding happens once, in the routes."""
+
+    def __init__(
+        self,
+        method: str,
+        path: bytes,
+        query: bytes,
+        headers: Mapping[bytes, bytes],
+        source: Source,
+        started_ns: int | None = None,
+    ) -> None:
+        self.method = method
+        self.path = path
+        self.query = query
+        self.headers = headers  # names in lower case; of a repeated header the last one
+        self.source = source
+        self.started_ns = perf_counter_ns() if started_ns is None else started_ns
+        self.name = ""  # the topic of the path, once routed
+
+    @cached_property
+    def args(self) -> dict[str, str]:
+        """The query's parameters; of a repeated one the last."""
+        try:
+            return dict(parse_qsl(self.query.decode("ascii"), keep_blank_values=True, errors="strict"))
+        except ValueError:
+            raise invalid("the query string is not valid percent-encoded UTF-8") from None
+
+    def flag(self, name: str, default: bool) -> bool:
+        if not self.query:
+            return default
+        text = self.args.get(name)
+        if text is None:
+            return default
+        if text not in _FLAGS:
+            raise invalid(f"{name} must be true or false", field=name)
+        return _FLAGS[text]
+
+
+_FLAGS = {"true": True, "1": True, "false": False, "0": False}
+
+
+class Response:
+    """An answer. With `perf` the body is an open JSON object: `performance` is added and the object closed."""
+
+    __slots__ = ("body", "content_type", "headers", "perf", "status", "tail")
+
+    def __init__(
+        self,
+        body: bytes,
+        status: int = 200,
+        perf: Mapping[str, Any] | None = None,
+        content_type: bytes = JSON,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        self.status = status
+        self.body = body
+        self.tail = b""  # sent right after the body; spares a copy of it
+        self.perf = perf
+        self.content_type = content_type
+        self.headers = headers

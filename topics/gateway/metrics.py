@@ -1,0 +1,188 @@
+"""Metrics (API §8.3): the shards' numbers added up, then one by one, then a bounded number of topics.
+
+A shard that does not answer in time is left out and shows as `topics_shard_up 0`; the answer is 200 whatever happens.
+"""
+
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from topics import limits
+from topics.gateway.access import Scope, authenticate
+from topics.gateway.dispatch import Gateway
+from topics.gateway.messages import Request, Response
+from topics.gateway.routing import Route
+from topics.rpc.open_calls import Reply
+
+CLASSES = ("ephemeral", "memory", "disk", "fsync")
+TEXT = b"text/plain; version=0.0.4; charset=utf-8"
+WAL = {
+    "frames": ("topics_wal_frames_total", "counter", "Frames written to the log."),
+    "batches": ("topics_wal_batches_total", "counter", "Groups of frames written together."),
+    "fsyncs": ("topics_wal_fsyncs_total", "counter", "Syncs of the log."),
+    "bytes_written": ("topics_wal_bytes_written_total", "counter", "Bytes written to the log."),
+    "rotations": ("topics_wal_rotations_total", "counter", "Log files begun after the first."),
+    "queue_depth": ("topics_wal_queue_depth", "gauge", "Frames that wait to be written."),
+    "queue_depth_peak": ("topics_wal_queue_depth_peak", "gauge", "The most frames that ever waited in one shard."),
+    "submit_full": ("topics_wal_submit_full_total", "counter", "Writes refused because the queue was full."),
+    "read_only": ("topics_wal_read_only", "gauge", "1 if a log failed and takes no more writes."),
+}
+PEAKS = ("queue_depth_peak", "read_only")  # over several shards the largest counts, not the sum
+TOPIC_FIELDS = (
+    ("head_seq", "Highest assigned seq per topic."),
+    ("earliest_seq", "Seq of the first live record per topic."),
+    ("records_live", "Live records per topic."),
+    ("bytes_live", "Live bytes per topic."),
+    ("queue_ready", "Claimable jobs per queue."),
+    ("queue_in_flight", "Leased jobs per queue."),
+)
+FSYNC = "topics_wal_fsync_latency_us"
+
+
+@dataclass(slots=True)
+class Family:
+    """One metric name with its samples: (labels, value)."""
+
+    name: str
+    kind: str
+    help: str
+    samples: list[tuple[Mapping[str, object], float]] = field(default_factory=list)
+
+    def add(self, value: float, **labels: object) -> "Family":
+        self.samples.append((labels, value))
+        return self
+
+
+async def metrics(gateway: Gateway, request: Request) -> Response:
+    prefixes = authenticate(request.headers).prefixes
+    head = {"topics": limits.METRICS_TOPICS_MAX, "prefixes": prefixes}
+    answers = await gateway.shards.call_all("metrics", head, limits.PROBE_DEADLINE_MS)
+    shards = {shard: answer.head if isinstance(answer, Reply) else None for shard, answer in answers.items()}
+    families = list(_families(gateway, shards))
+    if b"application/json" in request.headers.get(b"accept", b"").lower():
+        return Response(msgspec.json.encode(to_json(families))[:-1], 200, {})
+    return Response(to_text(families), 200, None, TEXT)
+
+
+def _families(gateway: Gateway, shards: Mapping[int, dict[str, Any] | None]) -> Iterator[Family]:
+    up = {shard: head for shard, head in shards.items() if head is not None}
+    live = {shard: head for shard, head in up.items() if head["ready"]}
+    progress = sum(head["replay_progress"] for head in up.values()) / max(1, len(shards))
+    yield from _instance(gateway, live, all_ready=len(live) == len(shards), progress=progress)
+    yield from _log(live)
+    yield from _per_shard(shards, live)
+    yield from _per_topic(live)
+
+
+def _instance(
+    gateway: Gateway, live: Mapping[int, dict[str, Any]], *, all_ready: bool, progress: float
+) -> Iterator[Family]:
+    def total(key: str) -> int:
+        return sum(head.get(key, 0) for head in live.values())
+
+    def gauge(name: str, help: str, value: float) -> Family:
+        return Family(name, "gauge", help).add(value)
+
+    yield gauge("topics_topics", "Topics.", total("topics"))
+    classes = Family("topics_topics_by_class", "gauge", "Topics by durability class.")
+    for name in CLASSES:
+        classes.add(sum(head["by_class"].get(name, 0) for head in live.values()), **{"class": name})
+    yield classes
+    yield gauge("topics_routers", "Routers.", total("routers"))
+    yield gauge("topics_records_live", "Live records of all topics.", total("records_live"))
+    yield gauge("topics_bytes_live", "Live bytes of all topics.", total("bytes_live"))
+    yield gauge("topics_queue_topics", "Topics of type queue.", total("queues"))
+    yield gauge("topics_queue_leases_in_flight", "Leased jobs of all queues.", total("leases"))
+    streams = gateway.board.total("streams") if gateway.board is not None else 0
+    yield gauge("topics_sse_connections", "Open streams, SSE and WebSocket.", streams)
+    yield gauge("topics_watch_sessions", "Watch sessions.", total("sessions"))
+    yield gauge("topics_ready", "1 if every shard serves.", int(all_ready and not gateway.draining))
+    yield gauge("topics_recovery_progress", "Replay of the log, 0 to 1.", round(progress, 3))
+    yield gauge("topics_uptime_ms", "Time since the server started.", int(time.time() * 1000) - gateway.started_ms)
+
+
+def _log(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
+    for key, (name, kind, help) in WAL.items():
+        values = [head["wal"][key] for head in live.values()]
+        yield Family(name, kind, help).add(max(values, default=0) if key in PEAKS else sum(values))
+    yield _histogram([head["fsync_us"] for head in live.values()])
+
+
+def _histogram(parts: list[dict[str, Any]]) -> Family:
+    family = Family(FSYNC, "histogram", "Time of one sync of the log, in microseconds.")
+    bounds = [str(bound) for bound in parts[0]["bounds"]] if parts else []
+    counted = 0
+    for index, bound in enumerate([*bounds, "+Inf"]):
+        counted += sum(part["buckets"][index] for part in parts)
+        family.add(counted, le=bound)
+    family.samples.append(({"": "sum"}, sum(part["sum"] for part in parts)))
+    family.samples.append(({"": "count"}, sum(part["count"] for part in parts)))
+    return family
+
+
+def _per_shard(shards: Mapping[int, Any], live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
+    up = Family("topics_shard_up", "gauge", "1 if the shard serves.")
+    for shard in shards:
+        up.add(int(shard in live), shard=shard)
+    yield up
+    for key in ("topics", "records_live", "bytes_live", "idempotency_keys", "data_files"):
+        family = Family(f"topics_shard_{key}", "gauge", f"Of one shard: {key.replace('_', ' ')}.")
+        for shard, head in live.items():
+            family.add(head[key], shard=shard)
+        yield family
+    for key, (name, kind, help) in WAL.items():
+        family = Family(name.replace("topics_wal", "topics_shard_wal"), kind, f"Of one shard: {help}")
+        for shard, head in live.items():
+            family.add(head["wal"][key], shard=shard)
+        yield family
+
+
+def _per_topic(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
+    rows = sorted(row for head in live.values() for row in head["per_topic"])
+    shown = rows[: limits.METRICS_TOPICS_MAX]
+    for index, (name, help) in enumerate(TOPIC_FIELDS, 1):
+        family = Family(f"topics_topic_{name}", "gauge", help)
+        for row in shown:
+            if len(row) > index:
+                family.add(row[index], topic=row[0])
+        yield family
+    cut = len(rows) > len(shown) or sum(head["topics"] for head in live.values()) > len(rows)
+    yield Family("topics_topic_metrics_truncated", "gauge", "1 if not all topics are shown.").add(int(cut))
+
+
+def to_text(families: list[Family]) -> bytes:
+    lines: list[str] = []
+    for family in families:
+        lines.append(f"# HELP {family.name} {family.help}")
+        lines.append(f"# TYPE {family.name} {family.kind}")
+        lines += [_line(family, labels, value) for labels, value in family.samples]
+    return ("\n".join(lines) + "\n").encode()
+
+
+def _line(family: Family, labels: Mapping[str, object], value: float) -> str:
+    name = family.name
+    if family.kind == "histogram":
+        name += "_" + str(labels.get("", "bucket"))
+    inside = ",".join(f'{key}="{text}"' for key, text in labels.items() if key)  # no value here needs escaping
+    return f"{name}{{{inside}}} {value}" if inside else f"{name} {value}"
+
+
+def to_json(families: list[Family]) -> dict[str, Any]:
+    """One member a name: a number, or for labelled samples an object by label."""
+    members: dict[str, Any] = {}
+    for family in families:
+        if len(family.samples) == 1 and not family.samples[0][0]:
+            members[family.name] = family.samples[0][1]
+        elif family.kind == "histogram":
+            buckets = {labels["le"]: value for labels, value in family.samples if "le" in labels}
+            ends = {labels[""]: value for labels, value in family.samples if "" in labels}
+            members[family.name] = {"buckets": buckets, **ends}
+        else:
+            members[family.name] = {str(*labels.values()): value for labels, value in family.samples}
+    return members
+
+
+ROUTES = (Route("GET", "/v0/metrics", metrics, Scope.READ, probe=True),)

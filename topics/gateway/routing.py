@@ -1,0 +1,84 @@
+"""The route table: which handler answers which method and path. One table for every transport.
+
+A route is `Route("POST", "/v0/topics/:topic/diff", handler, Scope.READ, hot=True)`. A hot route is answered inside the
+connection task; all routes, hot ones too, also exist in the Quart app, which HTTP/2 uses.
+"""
+
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote_to_bytes
+
+from topics import errors
+from topics.errors import TopicsError, invalid
+from topics.gateway.access import Scope
+from topics.gateway.messages import Request, Response
+
+if TYPE_CHECKING:
+    from topics.gateway.dispatch import Gateway
+
+Handle = Callable[["Gateway", Request], Awaitable[Response]]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    method: str
+    template: str
+    handle: Handle
+    scope: Scope
+    hot: bool = False
+    probe: bool = False  # also answered while the server drains
+
+
+class Routes:
+    """Paths as a tree of segments; `None` is the segment of a name."""
+
+    def __init__(self, table: Iterable[Route]) -> None:
+        self.table = tuple(table)
+        self._root: dict[bytes | None, Any] = {}
+        for route in self.table:
+            node = self._root
+            for segment in route.template.encode().split(b"/")[1:]:
+                node = node.setdefault(None if segment.startswith(b":") else segment, {})
+            node.setdefault(b"/", {})[route.method] = route  # a real segment holds no slash
+
+    def find(self, method: str, path: bytes) -> tuple[Route | None, bytes, dict[str, Route]]:
+        """The route if there is one, the name in the path, and what the path takes by method."""
+        node = self._root
+        name = b""
+        for segment in path.split(b"/")[1:]:
+            if b"%" in segment:
+                segment = unquote_to_bytes(segment)
+            child = node.get(segment) if segment != b"/" else None
+            if child is None:
+                child = node.get(None)
+                if child is None or not segment:
+                    return None, b"", {}
+                name = segment
+            node = child
+        methods = node.get(b"/", {})
+        return methods.get("GET" if method == "HEAD" else method), name, methods
+
+    def match(self, request: Request) -> Route:
+        """The route of a request, whose `name` is set. Raises `not_found`, `method_not_allowed`."""
+        route, name, methods = self.find(request.method, request.path)
+        if route is None:
+            raise _no_route(request.method, methods)
+        request.name = decode_name(name)
+        return route
+
+
+def decode_name(name: bytes) -> str:
+    try:
+        return name.decode()
+    except UnicodeDecodeError:
+        raise invalid("the name in the path is not UTF-8", field="topic") from None
+
+
+def _no_route(method: str, methods: dict[str, Route]) -> TopicsError:
+    if not methods:
+        return TopicsError(errors.NOT_FOUND, "there is nothing at this path")
+    allow = sorted({*methods, "HEAD"} if "GET" in methods else methods)
+    return TopicsError(
+        errors.METHOD_NOT_ALLOWED, f"this path takes {', '.join(allow)}, not {method[:32]}", {"allow": allow}
+    )

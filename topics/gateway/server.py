@@ -1,0 +1,141 @@
+"""Accepting connections, looking after their deadlines, and the drain.
+
+A drain stops accepting (the supervisor keeps the socket, so connections wait in its backlog), closes idle connections
+and lets requests under way finish; whatever comes on open connections meanwhile is refused with `shutting_down`.
+"""
+
+import errno
+import logging
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import trio
+
+from topics import limits
+from topics.gateway.connection import Connection
+from topics.gateway.dispatch import Gateway
+from topics.gateway.handover import Handover
+
+log = logging.getLogger(__name__)
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """How long the server waits for a client."""
+
+    idle_s: float = 75.0  # between requests
+    head_s: float = 10.0  # from the first byte of a head to its last
+    body_s: float = 30.0  # between two pieces of a body
+    send_s: float = 30.0  # for the client to take a piece of an answer
+    linger_s: float = 2.0  # after a refusal, for what the client is still sending
+    sweep_s: float = 0.25
+
+
+class TaskStatus(Protocol):
+    def started(self) -> None: ...
+
+
+class Server:
+    def __init__(
+        self,
+        gateway: Gateway,
+        app: Any,
+        patience: Patience | None = None,
+        publish: Callable[[int, int], object] | None = None,
+    ) -> None:
+        self.gateway = gateway
+        self.app = app
+        self.patience = patience or Patience()
+        self.handover = Handover(app, self.patience.idle_s)
+        self.connections: set[Connection] = set()
+        self.address: tuple[str, int] | None = None
+        self.now = 0.0  # coarse, for deadlines
+        self._publish = publish  # told now and then: open connections, and how many of them are busy
+
+    @property
+    def draining(self) -> bool:
+        return self.gateway.draining
+
+    async def run(
+        self,
+        listener: socket.socket,
+        stop: trio.Event,
+        grace_s: float,
+        *,
+        task_status: TaskStatus = trio.TASK_STATUS_IGNORED,
+    ) -> None:
+        """Serve until `stop`, then drain for at most `grace_s`."""
+        self.address = _address(listener.getsockname())
+        self.now = trio.current_time()
+        async with trio.open_nursery() as life:
+            await self.handover.start(life)
+            life.start_soon(self._sweep)
+            async with trio.open_nursery() as open_connections:
+                async with trio.open_nursery() as accepting:
+                    accepting.start_soon(self._accept, listener, open_connections)
+                    task_status.started()
+                    await stop.wait()
+                    accepting.cancel_scope.cancel()
+                listener.close()
+                open_connections.cancel_scope.deadline = trio.current_time() + grace_s
+                await self._drain()
+            await self.handover.stop()
+            life.cancel_scope.cancel()
+
+    async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:
+        """A few at a time: with several gateways on one port, one of them must not take all connections."""
+        listener.setblocking(False)
+        while True:
+            await trio.lowlevel.wait_readable(listener)
+            try:
+                for _ in range(limits.HTTP_ACCEPTS_PER_WAKE):
+                    self._open(*listener.accept(), nursery)
+            except BlockingIOError:
+                pass
+            except OSError as error:
+                if error.errno in OUT_OF_FILES:
+                    log.error("cannot accept connections: %s", error)
+                    await trio.sleep(0.1)
+
+    def _open(self, sock: socket.socket, client: Any, nursery: trio.Nursery) -> None:
+        sock.setblocking(False)
+        with suppress(OSError):  # it may be gone already
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = Connection(self, sock, _address(client))
+        self.connections.add(connection)
+        nursery.start_soon(self._run, connection)
+
+    async def _run(self, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            self.connections.discard(connection)
+
+    async def _sweep(self) -> None:
+        while True:
+            self.now = trio.current_time()
+            busy = 0
+            for connection in self.connections:
+                busy += not connection.idle
+                if connection.deadline < self.now and not connection.timed_out:
+                    connection.timed_out = True
+                    connection.cut()
+            if self._publish is not None:
+                self._publish(len(self.connections), busy)
+            await trio.sleep(self.patience.sweep_s)
+
+    async def _drain(self) -> None:
+        self.gateway.drain()
+        await self.handover.drain()
+        soon = trio.current_time() + self.patience.linger_s
+        for connection in self.connections:
+            connection.drain(soon)
+
+
+def _address(name: Any) -> tuple[str, int] | None:
+    return (name[0], name[1]) if isinstance(name, tuple) else None

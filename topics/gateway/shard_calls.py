@@ -1,0 +1,48 @@
+"""Calls to shards: found by arithmetic, bounded by a deadline, never a place to hang."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import trio
+
+from topics import limits
+from topics.errors import TopicsError
+from topics.ids import slot_of
+from topics.rpc.open_calls import Reply
+from topics.rpc.peer import Peer
+
+
+class Shards:
+    """`slots[slot_of(name)]` is the shard that owns a name."""
+
+    def __init__(self, peers: Mapping[int, Peer], slots: Sequence[int]) -> None:
+        self.peers = dict(sorted(peers.items()))
+        self._by_slot = [self.peers[shard] for shard in slots]
+
+    async def call(
+        self,
+        name: str,
+        method: str,
+        head: Mapping[str, Any],
+        body: bytes = b"",
+        deadline_ms: int = limits.CALL_DEADLINE_MS,
+    ) -> Reply:
+        """Call the owner of `name`. PeerLost and DeadlineExceeded are `not_ready`."""
+        return await self._by_slot[slot_of(name)].call(method, head, body, deadline_ms=deadline_ms)
+
+    async def call_all(
+        self, method: str, head: Mapping[str, Any], deadline_ms: int = limits.CALL_DEADLINE_MS
+    ) -> dict[int, Reply | TopicsError]:
+        """Ask every shard at once; what each said, or why it did not."""
+        answers: dict[int, Reply | TopicsError] = {}
+
+        async def ask(shard: int, peer: Peer) -> None:
+            try:
+                answers[shard] = await peer.call(method, head, deadline_ms=deadline_ms)
+            except TopicsError as error:
+                answers[shard] = error
+
+        async with trio.open_nursery() as nursery:
+            for shard, peer in self.peers.items():
+                nursery.start_soon(ask, shard, peer)
+        return dict(sorted(answers.items()))

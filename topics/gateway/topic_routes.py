@@ -1,0 +1,99 @@
+"""One topic: create, state, remove, append, diff, delete (API §1, §2, §3, §5).
+
+Bodies go to the topic's shard untouched, and its answers come back as they are.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from topics import limits
+from topics.core.names import check_topic_name
+from topics.errors import invalid
+from topics.gateway.access import Scope
+from topics.gateway.bodies import read_body
+from topics.gateway.dispatch import Gateway
+from topics.gateway.messages import Request, Response
+from topics.gateway.routing import Route
+from topics.rpc.open_calls import Reply
+
+
+async def put(gateway: Gateway, request: Request) -> Response:
+    name = check_topic_name(request.name)
+    body = await read_body(request, gateway.limits.body_bytes)
+    return _created(await gateway.shards.call(name, "put", {"topic": name}, body))
+
+
+async def state(gateway: Gateway, request: Request) -> Response:
+    name = check_topic_name(request.name)
+    reply = await gateway.shards.call(name, "state", {"topic": name, "touch": request.flag("touch", True)})
+    return Response(reply.body, 200, reply.head["perf"])
+
+
+async def remove(gateway: Gateway, request: Request) -> Response:
+    name = check_topic_name(request.name)
+    reply = await gateway.shards.call(name, "remove", {"topic": name, "if_empty": request.flag("if_empty", False)})
+    return Response(reply.body, 200, reply.head["perf"])
+
+
+async def append(gateway: Gateway, request: Request) -> Response:
+    name = check_topic_name(request.name)
+    head: dict[str, Any] = {"topic": name}
+    if request.query and not request.flag("return_seqs", True):
+        head["return_seqs"] = False
+    if b"idempotency-key" in request.headers:
+        head["key"] = _header_key(request.headers[b"idempotency-key"])
+    body = await read_body(request, gateway.limits.body_bytes)
+    return _created(await gateway.shards.call(name, "append", head, body))
+
+
+async def diff(gateway: Gateway, request: Request) -> Response:
+    name = check_topic_name(request.name)
+    body = await read_body(request, gateway.limits.body_bytes)
+    head = {"topic": name}
+    if b"wait_ms" not in body:  # the body is not parsed here; a false alarm costs a little, nothing else
+        reply = await gateway.shards.call(name, "diff", head, body)
+    else:
+        reply = await request.source.while_connected(lambda: _long_poll(gateway, name, head, body))
+    return Response(reply.body, 200, reply.head["perf"])
+
+
+async def delete(gateway: Gateway, request: Request) -> Response:
+    name = check_topic_name(request.name)
+    body = await read_body(request, gateway.limits.body_bytes)
+    reply = await gateway.shards.call(name, "delete", {"topic": name}, body)
+    return Response(reply.body, 200, reply.head["perf"])
+
+
+async def _long_poll(gateway: Gateway, name: str, head: Mapping[str, Any], body: bytes) -> Reply:
+    """Wait at the shard. A drain ends the wait: then the client gets what there is now."""
+    deadline_ms = limits.DIFF_WAIT_MS_MAX + limits.CALL_DEADLINE_MS
+    with trio.CancelScope() as scope:
+        gateway.polls.add(scope)
+        try:
+            return await gateway.shards.call(name, "diff", head, body, deadline_ms)
+        finally:
+            gateway.polls.discard(scope)
+    return await gateway.shards.call(name, "diff", {**head, "wait": False}, body)
+
+
+def _created(reply: Reply) -> Response:
+    return Response(reply.body, 201 if reply.head["created"] else 200, reply.head["perf"])
+
+
+def _header_key(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise invalid("Idempotency-Key must be UTF-8", field="idempotency_key") from None
+
+
+ROUTES = (
+    Route("POST", "/v0/topics/:topic", append, Scope.WRITE, hot=True),
+    Route("POST", "/v0/topics/:topic/diff", diff, Scope.READ, hot=True),
+    Route("PUT", "/v0/topics/:topic", put, Scope.ADMIN),
+    Route("GET", "/v0/topics/:topic", state, Scope.READ),
+    Route("DELETE", "/v0/topics/:topic", remove, Scope.DELETE),
+    Route("POST", "/v0/topics/:topic/delete", delete, Scope.DELETE),
+)

@@ -1,0 +1,309 @@
+"""What an operator may set: one table, read once into a frozen `Settings`.
+
+`OPTIONS` is the only place where a setting is named. From it come the TOPICS_* variables, the flags of `topics serve`,
+their help, and (checked by a test) docs/configuration.md. `load` is called once, by the command line; the children get
+the result handed down (`GatewayBoot`, the flags of a shard) and never look at the environment.
+
+Secrets are never part of `Settings`: what is logged, shown by `status` or handed to a child cannot hold one.
+"""
+
+import ipaddress
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from topics.limits import KIB, MIB, Limits
+
+PREFIX = "TOPICS_"
+TRUE_WORDS = ("1", "true", "yes", "on")
+FALSE_WORDS = ("0", "false", "no", "off")
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("auto", "text", "json")
+CHILD_LOG_NAMES = ("log_name",)  # set by the supervisor for its children, see topics/logs.py
+
+
+class SettingsError(Exception):
+    """A value that cannot be used; the message names the variable, the flag and what is allowed."""
+
+
+class Caps(msgspec.Struct, frozen=True):
+    """Instance-wide resource caps; 0 is off."""
+
+    topics: int = 100_000
+    routers: int = 10_000
+    watch_sessions: int = 10_000
+    sse_connections: int = 10_000
+    sse_connections_per_key: int = 1_000
+    inflight_per_key: int = 1_000
+    total_bytes: int = 0
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """Everything an operator set, checked. Holds no secret."""
+
+    host: str
+    port: int
+    port_file: str | None
+    data_dir: str
+    run_dir: str | None
+    shards: int
+    gateways: int
+    stop_ms: int
+    log_format: Literal["text", "json"]
+    log_level: str
+    probe_auth: bool
+    allow_insecure_no_auth: bool
+    limits: Limits
+    caps: Caps
+
+    @property
+    def gateway_stop_ms(self) -> int:
+        """How long a gateway may drain; the rest of `stop_ms` is for the shards' checkpoints."""
+        return self.stop_ms * 2 // 3
+
+
+class Loaded(NamedTuple):
+    settings: Settings
+    api_keys: str | None  # the text of TOPICS_API_KEYS, secret
+    api_keys_file: str | None
+    unknown: list[str]  # TOPICS_* variables that nothing reads
+
+    @property
+    def has_keys(self) -> bool:
+        return bool(self.api_keys or self.api_keys_file)
+
+    def __repr__(self) -> str:
+        return f"Loaded({self.settings!r})"
+
+
+class GatewayBoot(msgspec.Struct, frozen=True):
+    """What the supervisor hands a gateway, as JSON in the file `--boot-fd` names."""
+
+    settings: Settings
+    key_digests: list[str]
+    listen_fd: int
+    lifeline_fd: int  # at end of file the supervisor is gone: end
+    index: int
+    shard_sockets: dict[int, str]
+    slots: list[int]  # slot → shard
+    board: str
+    socket: str  # gateway-<index>.sock in the run directory; answer `health` there
+    started_ms: int  # when the server (not this process) started
+
+    @classmethod
+    def read(cls, fd: int) -> "GatewayBoot":
+        """Read it whole and close the descriptor."""
+        with open(fd, "rb") as file:
+            return msgspec.json.decode(file.read(), type=cls)
+
+
+Kind = Literal["int", "bool", "text", "path", "word", "secret"]
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    name: str  # TOPICS_<NAME> and --<name>
+    kind: Kind
+    help: str
+    default: Any
+    group: str
+    field: str = ""  # where it goes in Settings; `name` unless told
+    low: int = 0
+    high: int | None = None
+    words: tuple[str, ...] = ()
+    shown_default: str = ""
+
+    @property
+    def env(self) -> str:
+        return PREFIX + self.name.upper()
+
+    @property
+    def flag(self) -> str | None:
+        """A secret has no flag: command lines are visible to every user of the machine."""
+        return None if self.kind == "secret" else "--" + self.name.replace("_", "-")
+
+    @property
+    def label(self) -> str:
+        return f"{self.env} ({self.flag})" if self.flag else self.env
+
+    @property
+    def allowed(self) -> str:
+        if self.kind == "int":
+            return f"{self.low} to {self.high}" if self.high is not None else f"{self.low} or more"
+        if self.kind == "bool":
+            return "1 or 0 (also true/false, yes/no, on/off)"
+        return " or ".join(self.words) if self.words else "a path" if self.kind == "path" else "text"
+
+    @property
+    def default_text(self) -> str:
+        if self.shown_default:
+            return self.shown_default
+        if self.kind == "bool":
+            return str(int(self.default))
+        return "none" if self.default is None else str(self.default)
+
+
+def _limit(name: str, field: str, high: int, help: str) -> Option:
+    default = getattr(Limits(), field)
+    return Option(name, "int", help, default, "Limits", f"limits.{field}", low=1, high=high)
+
+
+def _cap(field: str, help: str) -> Option:
+    return Option(f"max_{field}", "int", help + "; 0 is off", getattr(Caps(), field), "Caps", f"caps.{field}")
+
+
+OPTIONS: tuple[Option, ...] = (
+    Option("host", "text", "Address to listen on.", "127.0.0.1", "Network"),
+    Option("port", "int", "Port to listen on; 0 picks a free one.", 4000, "Network", high=65_535),
+    Option("port_file", "path", "File that receives host:port when the server is ready.", None, "Network"),
+    Option("data_dir", "path", "Where everything is kept; made if absent.", "./topics-data", "Storage"),
+    Option(
+        "run_dir",
+        "path",
+        "A short directory in which the server makes its private one, for sockets and shared memory.",
+        None,
+        "Storage",
+        shown_default="$XDG_RUNTIME_DIR, else /tmp",
+    ),
+    Option(
+        "shards",
+        "int",
+        "Shard processes, one WAL each.",
+        None,
+        "Processes",
+        low=1,
+        high=64,
+        shown_default="cores, at most 8",
+    ),
+    Option(
+        "gateways",
+        "int",
+        "Gateway processes, which speak HTTP.",
+        None,
+        "Processes",
+        low=1,
+        high=64,
+        shown_default="half the cores, at least 1",
+    ),
+    Option(
+        "stop_ms",
+        "int",
+        "Longest time for a clean stop; then children are killed.",
+        30_000,
+        "Processes",
+        low=100,
+        high=3_600_000,
+    ),
+    Option(
+        "log_format",
+        "word",
+        "Log lines for a person or JSON; auto is text on a terminal.",
+        "auto",
+        "Logs",
+        words=LOG_FORMATS,
+    ),
+    Option("log_level", "word", "The least severe level that is logged.", "info", "Logs", words=LOG_LEVELS),
+    Option("api_keys", "secret", "Comma-separated API keys. Has no flag: command lines are public.", None, "Access"),
+    Option("api_keys_file", "path", "File that holds the API keys.", None, "Access", field=""),
+    Option("probe_auth", "bool", "Health and readiness need a key, too.", False, "Access"),
+    Option("allow_insecure_no_auth", "bool", "Listen beyond loopback although no keys are set.", False, "Access"),
+    _limit("max_batch_records", "batch_records", 1_000_000, "Records in one append."),
+    _limit("max_record_bytes", "record_bytes", 64 * MIB, "Bytes of one record's data and meta."),
+    _limit("max_body_bytes", "body_bytes", 79 * MIB, "Bytes of one request body, after gzip."),
+    _limit("max_meta_bytes", "meta_bytes", 60 * KIB, "Bytes of one record's meta."),
+    _limit("max_tag_bytes", "tag_bytes", 4 * KIB, "Bytes of one tag."),
+    _limit("max_node_bytes", "node_bytes", 4 * KIB, "Bytes of one node id."),
+    _limit("segment_max_events", "segment_events", 10_000_000, "A segment is sealed at this many records."),
+    _limit("segment_max_bytes", "segment_bytes", 4096 * MIB, "A segment is sealed at this many bytes."),
+    _limit("segment_max_age_ms", "segment_age_ms", 366 * 86_400_000, "A segment is sealed at this age."),
+    _cap("topics", "Topics"),
+    _cap("routers", "Routers"),
+    _cap("watch_sessions", "Watch sessions"),
+    _cap("sse_connections", "Open streams (SSE and WebSocket)"),
+    _cap("sse_connections_per_key", "Open streams of one key"),
+    _cap("inflight_per_key", "Requests under way of one key"),
+    _cap("total_bytes", "Bytes of all retained records"),
+)
+
+
+def load(env: Mapping[str, str], flags: Mapping[str, str | bool | None], *, tty: bool, cores: int) -> Loaded:
+    """Flags win over variables, variables over defaults. Raises SettingsError for what cannot be used."""
+    values = {option.name: _value(option, env, flags.get(option.name)) for option in OPTIONS}
+    if values["shards"] is None:
+        values["shards"] = min(cores, 8)
+    if values["gateways"] is None:
+        values["gateways"] = max(1, cores // 2)
+    if values["log_format"] == "auto":
+        values["log_format"] = "text" if tty else "json"
+    loaded = Loaded(_build(values), values["api_keys"], values["api_keys_file"], _unknown(env))
+    _check(loaded)
+    return loaded
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`. A name other than localhost counts as open: it may resolve anyhow."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def core_count() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _value(option: Option, env: Mapping[str, str], flag: str | bool | None) -> Any:
+    raw = env.get(option.env) if flag is None else flag
+    if raw is None or (raw == "" and flag is None):  # an empty variable is an unset one
+        return option.default
+    return raw if isinstance(raw, bool) else _parse(option, raw)
+
+
+def _parse(option: Option, raw: str) -> Any:
+    if option.kind == "int":
+        if re.fullmatch(r"\d{1,18}", raw, re.ASCII):
+            number = int(raw)
+            if option.low <= number and (option.high is None or number <= option.high):
+                return number
+    elif option.kind == "bool":
+        if raw.lower() in TRUE_WORDS + FALSE_WORDS:
+            return raw.lower() in TRUE_WORDS
+    elif option.kind == "word":
+        if raw.lower() in option.words:
+            return raw.lower()
+    elif raw and "\0" not in raw:
+        return raw
+    shown = "" if option.kind == "secret" else f", not {raw!r}"
+    raise SettingsError(f"{option.label} must be {option.allowed}{shown}")
+
+
+def _build(values: Mapping[str, Any]) -> Settings:
+    fields: dict[str, Any] = {"limits": {}, "caps": {}}
+    for option in OPTIONS:
+        group, _, name = (option.field or option.name).rpartition(".")
+        (fields[group] if group else fields)[name] = values[option.name]
+    limits, caps = Limits(**fields.pop("limits")), Caps(**fields.pop("caps"))
+    known = {name: value for name, value in fields.items() if name in Settings.__struct_fields__}
+    return Settings(**known, limits=limits, caps=caps)
+
+
+def _unknown(env: Mapping[str, str]) -> list[str]:
+    known = {option.env for option in OPTIONS} | {PREFIX + name.upper() for name in CHILD_LOG_NAMES}
+    return sorted(name for name in env if name.startswith(PREFIX) and name not in known)
+
+
+def _check(loaded: Loaded) -> None:
+    settings = loaded.settings
+    if settings.limits.record_bytes > settings.limits.body_bytes:
+        raise SettingsError(
+            "TOPICS_MAX_RECORD_BYTES (--max-record-bytes) must not exceed TOPICS_MAX_BODY_BYTES (--max-body-bytes)"
+        )
+    if not (is_loopback(settings.host) or loaded.has_keys or settings.allow_insecure_no_auth):
+        raise SettingsError(
+            f"TOPICS_HOST (--host) is {settings.host}, which others can reach, and no API keys are set: set "
+            "TOPICS_API_KEYS or TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve everybody"
+        )

@@ -1,0 +1,98 @@
+"""What a child is started with: its command line, its file descriptors, its environment.
+
+Children are new interpreters, not forks: they share nothing with the supervisor but the descriptors named here.
+"""
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import msgspec
+import trio
+
+import topics
+from topics import logs
+from topics.settings import PREFIX, GatewayBoot, Settings
+
+# -P: the directory the server happens to be started in is no place to import from.
+SHARD = (sys.executable, "-P", "-m", "topics.shards")
+GATEWAY = (sys.executable, "-P", "-m", "topics.gateway")
+NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "LISTEN_FDS", "LISTEN_PID", "WATCHDOG_USEC")
+
+
+@dataclass(frozen=True, slots=True)
+class Programs:
+    """The commands of the two kinds of children; tests put stand-ins here."""
+
+    shard: Sequence[str] = SHARD
+    gateway: Sequence[str] = GATEWAY
+
+
+@dataclass(frozen=True, slots=True)
+class Launcher:
+    """Starts the children of one server. All they inherit is in `lock_fd` (see datadir.py) and `lifeline_fd`."""
+
+    programs: Programs
+    settings: Settings
+    run_dir: Path
+    lock_fd: int
+    lifeline_fd: int
+    slots: list[int]
+    served: list[int]
+    board: str
+    started_ms: int
+
+    def socket_of(self, kind: str, index: int) -> str:
+        return str(self.run_dir / f"{kind}-{index}.sock")
+
+    async def shard(self, index: int, directory: Path) -> trio.Process:
+        command = [*self.programs.shard, "--dir", str(directory), "--socket", self.socket_of("shard", index)]
+        command += ["--lifeline", str(self.lifeline_fd), "--log-level", self.settings.log_level.upper()]
+        for name, value in asdict(self.settings.limits).items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        return await self._start(command, f"shard-{index}", ())
+
+    async def gateway(self, index: int, listener: socket.socket) -> trio.Process:
+        with tempfile.TemporaryFile(dir=self.run_dir) as boot:  # has no name: it goes when the gateway has read it
+            boot.write(msgspec.json.encode(self._boot(index, listener.fileno())))
+            boot.seek(0)
+            command = [*self.programs.gateway, "--boot-fd", str(boot.fileno())]
+            return await self._start(command, f"gateway-{index}", (boot.fileno(), listener.fileno()))
+
+    def _boot(self, index: int, listen_fd: int) -> GatewayBoot:
+        return GatewayBoot(
+            settings=self.settings,
+            key_digests=[],
+            listen_fd=listen_fd,
+            lifeline_fd=self.lifeline_fd,
+            index=index,
+            shard_sockets={shard: self.socket_of("shard", shard) for shard in self.served},
+            slots=self.slots,
+            board=self.board,
+            socket=self.socket_of("gateway", index),
+            started_ms=self.started_ms,
+        )
+
+    async def _start(self, command: list[str], name: str, fds: tuple[int, ...]) -> trio.Process:
+        return await trio.lowlevel.open_process(
+            command,
+            stdin=subprocess.DEVNULL,
+            pass_fds=(self.lock_fd, self.lifeline_fd, *fds),
+            env=self._environment(name),
+            process_group=0,
+        )
+
+    def _environment(self, name: str) -> dict[str, str]:
+        env = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(PREFIX) and key not in NOT_FOR_CHILDREN
+        }
+        home = str(Path(topics.__file__).resolve().parents[1])
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, (home, env.get("PYTHONPATH"))))
+        return env | logs.child_environment(name, self.settings.log_format, self.settings.log_level)

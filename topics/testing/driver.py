@@ -1,0 +1,440 @@
+"""Drives one shard's store by hand, step by step, beside its reference model: no threads, no event loop.
+
+Each command goes to the engine; what the engine accepts is entered into the model's log, and is folded into the model
+when the engine says it is done. `check` compares the two, byte for byte. A crash is survived by recovering from what
+the disk has left and asking the model whether that is allowed.
+"""
+
+import contextlib
+import json
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from topics.core import diff, replies
+from topics.core.config import parse_config
+from topics.core.match import TagMatch
+from topics.core.requests import Diff, decode_append, quoted
+from topics.core.tags import Pattern
+from topics.core.topic import Topic
+from topics.errors import TopicsError
+from topics.limits import Limits
+from topics.shards import datafile
+from topics.shards.checkpoint import Checkpoint
+from topics.shards.engine import Appending
+from topics.shards.files import Files
+from topics.shards.recovery import recover
+from topics.shards.store import Store
+from topics.testing.disk_monitor import MonitoredFiles
+from topics.testing.fake_clock import FakeClock
+from topics.testing.faulty_files import FaultyFiles
+from topics.testing.reference import Draft, Entry, Page, Query, ReferenceShard, ReferenceTopic, Settings
+
+SMALL = Limits(segment_events=8, segment_bytes=4096)
+
+
+class Mismatch(AssertionError):
+    """The engine and the model disagree."""
+
+
+class Poisoned(Exception):
+    """The log failed: this process takes no more writes and is to be restarted."""
+
+
+class Answer:
+    """What a command was answered, as soon as it is."""
+
+    def __init__(self) -> None:
+        self.result: Any = None
+        self.error: TopicsError | None = None
+        self.given = False
+
+    def done(self, result: Any) -> None:
+        assert not self.given, "answered twice"
+        self.result, self.given = result, True
+
+    def fail(self, error: TopicsError) -> None:
+        assert not self.given, "answered twice"
+        self.error, self.given = error, True
+
+
+class Driver:
+    def __init__(
+        self,
+        files: FaultyFiles | None = None,
+        *,
+        clock: FakeClock | None = None,
+        bounds: Limits = SMALL,
+        wal_file_bytes: int = 2048,
+        monitored: bool = True,
+    ) -> None:
+        self.disk = files or FaultyFiles()
+        self.clock = clock or FakeClock()
+        self.model = ReferenceShard()
+        self.work: Checkpoint | None = None
+        self._bounds = bounds
+        self._wal_file_bytes = wal_file_bytes
+        self._monitored = monitored
+        self._now_ms = 0
+        self._lsn_of: list[int] = []  # of each entry of the model's log
+        self._waiting: list[tuple[Answer, Entry, int]] = []
+        self._epoch = 0  # the highest that anybody has seen
+        self.store: Store  # from `start` on
+
+    def start(self) -> "Driver":
+        self.store = self._recover()
+        return self
+
+    def _recover(self) -> Store:
+        files: Files = MonitoredFiles(self.disk) if self._monitored else self.disk
+        return recover(files, self.clock, self._bounds, wal_file_bytes=self._wal_file_bytes)
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def now(self) -> int:
+        self._now_ms = max(self._now_ms, self.clock.now_ms())
+        return self._now_ms
+
+    @property
+    def busy(self) -> bool:
+        """Whether a command waits for its sync."""
+        return bool(self._waiting)
+
+    # --- commands -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def settings_of(config: dict[str, Any]) -> Settings:
+        return Settings.of(config)
+
+    def put(self, name: str, config: dict[str, Any]) -> Answer:
+        answer, now, known = Answer(), self.now(), self._settings_in_log(name)
+        before = self.store.engine.last_lsn
+        self.store.engine.put_topic(name, parse_config(config, name), answer.done, answer.fail)
+        if known is None:
+            self._enter(self.model.create(name, self._new_epoch(name), Settings.of(config), now), answer, before)
+        elif self.store.engine.last_lsn > before:
+            self._enter(self.model.update(name, Settings.of(config, known), now), answer, before)
+        return answer
+
+    def append(
+        self, name: str, drafts: list[Draft], *, key: str | None = None, config: dict[str, Any] | None = None
+    ) -> Answer:
+        answer, now = Answer(), self.now()
+        request = decode_append(_append_body(drafts, key, config), name, Limits())
+        topic, before = self.model.topics.get(name), self.store.engine.last_lsn
+        if topic is not None:
+            topic.expire(now)
+        known = name in self.store.engine.state.topics
+        remembered = topic.find_key(key, now) if topic is not None and key is not None else None
+        self.store.engine.append(name, request, answer.done, answer.fail)
+        if remembered is not None:
+            expect((answer.result.first_seq, answer.result.records, answer.result.deduped), (*remembered[:2], True))
+        elif self.store.engine.last_lsn == before:
+            expect(answer.given, False)  # a retry that waits for its original
+        elif not known:
+            settings = Settings.of(config or {})
+            entry = self.model.create_and_append(name, self._new_epoch(name), settings, drafts, now, key)
+            self._enter(entry, answer, before)
+        else:
+            self._enter(self.model.append(name, drafts, now, key), answer, before)
+        return answer
+
+    def delete(self, name: str, before_seq: int | None, match: TagMatch | None) -> Answer:
+        answer, now = Answer(), self.now()
+        topic = self.topic(name)
+        expected = self.model.topics[name]
+        expected.expire(now)
+        ranges = None
+        if match is not None:
+            ranges = self.store.plan_match(topic, Pattern(match), before_seq).resolve()
+            selected = [seq for seq in expected.select(before_seq, match) if seq <= topic.head_seq]
+            found = [seq for first, last in ranges for seq in range(first, last + 1) if seq in expected.live]
+            expect(found, selected)
+        before = self.store.engine.last_lsn
+        below = before_seq or 0 if match is None else 0
+        self.store.engine.delete_records(topic, below, ranges, answer.done, answer.fail)
+        seqs = expected.select(before_seq, match) if match is not None else None
+        count = None if self._waiting else len(expected.select(before_seq, match))
+        self._enter(self.model.delete(name, before_seq, seqs, now), answer, before)
+        if count is not None and answer.given:
+            expect(answer.result, count)
+        return answer
+
+    def remove(self, name: str) -> Answer:
+        answer, before = Answer(), self.store.engine.last_lsn
+        self.store.engine.remove_topic(name, False, answer.done, answer.fail)
+        if self.store.engine.last_lsn > before:
+            self._enter(self.model.remove(name), answer, before)
+        return answer
+
+    def topic(self, name: str) -> Topic:
+        topic = self.store.engine.state.find(name)
+        self.store.engine.expire(topic)
+        return topic
+
+    def _new_epoch(self, name: str) -> int:
+        epoch = self.store.engine.state.topics[name].epoch
+        assert epoch > self._epoch, "an epoch is used again"
+        return epoch
+
+    def _settings_in_log(self, name: str) -> Settings | None:
+        topic = self.model.fold(len(self.model.log)).get(name)
+        return topic.settings if topic is not None else None
+
+    def _enter(self, entry: Entry, answer: Answer, before_lsn: int) -> None:
+        assert self.store.engine.last_lsn > before_lsn, "accepted, but not logged"
+        self._lsn_of.append(self.store.engine.last_lsn)
+        self._waiting.append((answer, entry, self.store.engine.last_lsn))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Fold what has been answered into the model, in the order of the log."""
+        still = []
+        for answer, entry, lsn in self._waiting:
+            if not answer.given:
+                still.append((answer, entry, lsn))
+                continue
+            assert answer.error is None, answer.error
+            entry.change(self.model.topics)
+            result = answer.result
+            if isinstance(result, Appending):
+                self.model.note_ack(entry.topic, result.first_seq + result.records - 1)
+        self._waiting = still
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
+    def write(self) -> None:
+        """Write what waits, without a sync. A failed write or sync poisons the engine, as the committer would."""
+        frames = self.store.engine.take()
+        if frames:
+            with self._poisoning():
+                self.store.write_group(frames)
+            self.model.written = self._entries_up_to(frames[-1].lsn)
+
+    @contextlib.contextmanager
+    def _poisoning(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.store.engine.poison(str(error))
+            raise Poisoned(str(error)) from error
+
+    def sync(self) -> None:
+        with self._poisoning():
+            lsn = self.store.sync_log()
+        self.model.durable = max(self.model.durable, self._entries_up_to(lsn))
+        self.store.engine.durable(lsn)
+        self._settle()
+
+    def commit(self) -> None:
+        while self.store.engine.queue_depth or self.store.writer.synced_lsn < self.store.writer.written_lsn:
+            self.write()
+            self.sync()
+
+    def _entries_up_to(self, lsn: int) -> int:
+        return sum(known <= lsn for known in self._lsn_of)
+
+    # --- checkpoints ----------------------------------------------------------------------------------------------
+
+    def checkpoint(self) -> None:
+        try:
+            for step in self.checkpoint_steps():
+                step()
+        except OSError as error:
+            assert self.work is not None
+            if self.work.committing:
+                self.store.engine.poison(str(error))
+                raise Poisoned(str(error)) from error
+            self.work.abandon()
+            self.work = None
+
+    def checkpoint_steps(self) -> Iterator[Callable[[], None]]:
+        """The stages of one checkpoint; anything may happen between two of them."""
+        work = self.work = self.store.begin_checkpoint()
+        yield lambda: _exhaust(work.capture())
+        yield self._catch_up
+        yield work.write
+        yield lambda: _exhaust(work.install())
+        yield lambda: self.store.forget(work)
+        yield work.sweep
+        self.work = None
+
+    def _catch_up(self) -> None:
+        assert self.work is not None
+        if self.store.engine.durable_lsn < self.work.needs_lsn:
+            self.commit()
+
+    # --- crashes --------------------------------------------------------------------------------------------------
+
+    def restart(self) -> None:
+        """A clean stop and start."""
+        self.stop()
+        self.survive(self.disk.crash(0, power_loss=False), power_loss=False)
+
+    def restart_in_place(self) -> None:
+        """As `restart`, on the same disk, whose count of calls goes on."""
+        self.stop()
+        self.survive(self.disk, power_loss=False)
+
+    def stop(self) -> None:
+        self.commit()
+        self.checkpoint()
+        self.store.engine.go_idle()
+        self.commit()
+        self.store.close()
+
+    def crash(self, seed: int, *, power_loss: bool) -> None:
+        self.survive(self.disk.crash(seed, power_loss=power_loss), power_loss=power_loss)
+
+    def fork(self) -> "Driver":
+        """A driver that knows the same, to try out another end."""
+        twin = Driver(
+            self.disk, clock=self.clock, bounds=self._bounds, wal_file_bytes=self._wal_file_bytes, monitored=self._monitored
+        )
+        model = self.model
+        twin.model = ReferenceShard(
+            dict(model.topics), list(model.log), dict(model.acked_head), model.durable, model.written
+        )
+        twin._now_ms, twin._epoch = self._now_ms, self._epoch
+        twin._lsn_of = list(self._lsn_of)
+        return twin
+
+    def survive(self, disk: FaultyFiles, *, power_loss: bool) -> None:
+        """Recover from what is left and hold it against everything the model allows."""
+        self.disk, self.work = disk, None
+        self.store = self._recover()
+        self.adopt(power_loss=power_loss)
+
+    def adopt(self, *, power_loss: bool) -> None:
+        heads = {t.name: (t.head_seq, t.epoch) for t in self.store.engine.state.by_id.values()}
+        least = self.model.durable if power_loss else max(self.model.durable, self.model.written)
+        problems = []
+        log = list(self.model.log)
+        for length in range(len(log), least - 1, -1):
+            wrong = self._try(length, heads, power_loss=power_loss)
+            if wrong is None:
+                self._lsn_of = [0] * len(self.model.log)
+                self._waiting = []
+                return
+            problems.append(f"{length} of {len(log)} entries: {wrong}")
+        raise Mismatch("no prefix of the log explains what was recovered:\n" + "\n".join(problems))
+
+    def _try(self, length: int, heads: dict[str, tuple[int, int]], *, power_loss: bool) -> str | None:
+        before = (list(self.model.log), dict(self.model.topics), dict(self.model.acked_head), self.model.durable, self.model.written)
+        wrong = self.model.recover(length, heads, power_loss=power_loss)
+        if wrong is None:
+            try:
+                self.check_all()
+            except Mismatch as error:
+                wrong = str(error)
+        if wrong is not None:
+            self.model.log, self.model.topics, self.model.acked_head, self.model.durable, self.model.written = before
+        return wrong
+
+    # --- comparing ------------------------------------------------------------------------------------------------
+
+    def check_all(self) -> None:
+        self.check(random.Random(0))
+
+    def check(self, rng: random.Random) -> None:
+        state = self.store.engine.state
+        published = {name for name, topic in state.topics.items() if topic.published}
+        expect(published, set(self.model.topics))
+        for name, topic in self.model.topics.items():
+            self._epoch = max(self._epoch, topic.epoch)
+            topic.expire(self.now())
+            self._check_topic(self.topic(name), topic)
+            for query in _queries(topic, rng):
+                self._check_page(name, query, topic)
+            self._check_walk(name, topic, rng.choice((1, 3, 64)))
+
+    def _check_topic(self, topic: Topic, expected: ReferenceTopic) -> None:
+        for field in ("head_seq", "earliest_seq", "evict_floor", "count", "bytes", "epoch"):
+            expect(getattr(topic, field), getattr(expected, field), f"{topic.name}.{field}")
+        expect(topic.config.durability, expected.settings.durability)
+        assert topic.evict_floor <= topic.earliest_seq <= topic.head_seq + 1
+
+    def _check_page(self, name: str, query: Query, topic: ReferenceTopic) -> Page:
+        page = topic.page(query)
+        expect(self.page(name, query), _page_body(name, page), f"{name} {query}")
+        return page
+
+    def _check_walk(self, name: str, topic: ReferenceTopic, limit: int) -> None:
+        """A reader that starts at nothing gets everything, in order, and ends."""
+        from_seq, texts = 0, []
+        while True:
+            page = self._check_page(name, Query(from_seq=from_seq, limit=limit), topic)
+            texts += page.texts
+            assert page.next_from_seq > from_seq or page.next_from_seq == topic.head_seq, "no progress"
+            from_seq = page.next_from_seq
+            if from_seq == topic.head_seq:
+                break
+        expect(texts, [record.text() for record in topic.live.values()])
+
+    def page(self, name: str, query: Query) -> bytes:
+        topic = self.topic(name)
+        wanted = Diff(
+            from_seq=query.from_seq, limit=query.limit, nodes=frozenset(quoted(node) for node in query.nodes),
+            include_tags=query.tags, include_meta=query.meta, include_data=query.data, batch_bytes=query.batch_bytes,
+        )  # fmt: skip
+        plan = diff.plan(topic, wanted)
+        for window in plan.windows:
+            if window.block is None:
+                chunk = window.chunk
+                assert chunk.file is not None
+                data = self.store.handles.get(chunk.file).read_at(chunk.offset, chunk.length)
+                window.block = datafile.decode_frame(data, chunk.file.seed)
+        pieces = diff.render(plan.windows, wanted, filter_nodes=True)
+        return b"".join(replies.difference(name, plan, pieces))
+
+
+def _queries(topic: ReferenceTopic, rng: random.Random) -> Iterator[Query]:
+    head = topic.head_seq
+    cursors = {0, head, head + 1, topic.earliest_seq - 1, topic.evict_floor - 1, *(rng.randint(0, head + 1) for _ in range(3))}
+    for from_seq in sorted(cursor for cursor in cursors if cursor >= 0):
+        yield Query(
+            from_seq=from_seq, limit=rng.choice((1, 2, 5, 256)), batch_bytes=rng.choice((1, 150, 1000, 1 << 20)),
+            nodes=frozenset(rng.sample(("n1", "n2", "näh"), rng.randint(0, 2))),
+            tags=rng.random() < 0.5, data=rng.random() < 0.7, meta=rng.random() < 0.7,
+        )  # fmt: skip
+
+
+def _page_body(name: str, page: Page) -> bytes:
+    gap = b"null"
+    if page.tombstone is not None:
+        first, last, reason, missed = page.tombstone
+        gap = b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}' % (
+            first, last, reason.encode(), missed, page.earliest_seq, page.head_seq,
+        )  # fmt: skip
+    return (
+        b'{"topic":"%b","records":[%b],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'
+        % (
+            name.encode(), b",".join(page.texts), page.next_from_seq, page.head_seq, page.earliest_seq,
+            b"true" if page.next_from_seq == page.head_seq else b"false", gap, page.head_seq - page.next_from_seq,
+        )
+    )  # fmt: skip
+
+
+def _append_body(drafts: list[Draft], key: str | None, config: dict[str, Any] | None) -> bytes:
+    parts = []
+    for draft in drafts:
+        fields = [b'"data":' + draft.data]
+        fields += [b'"tag":' + quoted(draft.tag)] if draft.tag is not None else []
+        fields += [b'"node":' + quoted(draft.node)] if draft.node is not None else []
+        fields += [b'"meta":' + draft.meta] if draft.meta else []
+        parts.append(b"{" + b",".join(fields) + b"}")
+    body = b'{"records":[' + b",".join(parts) + b"]"
+    body += b',"idempotency_key":' + quoted(key) if key is not None else b""
+    body += b',"config":' + json.dumps(config).encode() if config is not None else b""
+    return body + b"}"
+
+
+def _exhaust(steps: Iterator[None]) -> None:
+    for _ in steps:
+        pass
+
+
+def expect(actual: object, expected: object, what: str = "") -> None:
+    if actual != expected:
+        raise Mismatch(f"{what}\n  is       {actual!r}\n  expected {expected!r}")
+

@@ -1,0 +1,356 @@
+"""A plain model of topics, to hold the real engine against: a list of events, folded over dicts and lists.
+
+Nothing here is shared with the product but the request grammar. Every accepted command is an `Entry` of one log; a
+topic is the fold of its entries. So what a crash may leave is easily said: the fold of some prefix of the log that
+holds at least what was durable, plus, for each topic, what its durability class asks for (see `check_crash`):
+
+| class  | acked, then lost in a crash                                                                          |
+|--------|------------------------------------------------------------------------------------------------------|
+| fsync  | never                                                                                                |
+| disk   | the head stays at or above the acked one, and the range in between is a hole with reason "crash"     |
+| memory | as disk after a killed process; after a power loss the head may go back, and then the epoch changes  |
+
+A hole appears only where records were lost; only a power loss may report one on a `disk` topic that lost nothing,
+because nothing is left that could tell.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from topics.core.match import TagMatch
+
+DEFAULT_WINDOW_MS = 120_000
+
+
+class Record(NamedTuple):
+    seq: int
+    ts: int
+    data: bytes
+    tag: str | None
+    node: str | None
+    meta: bytes
+
+    def text(self, *, tags: bool = False, data: bool = True, meta: bool = True) -> bytes:
+        """The record as a reader gets it."""
+        fields = [b'"$seq":%d' % self.seq, b'"$ts":%d' % self.ts]
+        if self.node is not None:
+            fields.append(b'"$node":' + quote(self.node))
+        if tags and self.tag is not None:
+            fields.append(b'"$tag":' + quote(self.tag))
+        if data:
+            fields.append(b'"data":' + self.data)
+        if meta and self.meta:
+            fields.append(b'"meta":' + self.meta)
+        return b"{" + b",".join(fields) + b"}"
+
+    @property
+    def size(self) -> int:
+        return len(self.text()) + (len(quote(self.tag)) if self.tag is not None else 0)
+
+
+class Draft(NamedTuple):
+    """A record before it has a seq."""
+
+    data: bytes
+    tag: str | None = None
+    node: str | None = None
+    meta: bytes = b""
+
+
+class Page(NamedTuple):
+    """What one diff answers."""
+
+    texts: list[bytes]
+    next_from_seq: int
+    head_seq: int
+    earliest_seq: int
+    tombstone: tuple[int, int, str, int] | None
+
+
+class Query(NamedTuple):
+    from_seq: int = 0
+    limit: int = 256
+    batch_bytes: int = 1 << 20
+    nodes: frozenset[str] = frozenset()
+    tags: bool = False
+    data: bool = True
+    meta: bool = True
+
+
+def quote(text: str) -> bytes:
+    return json.dumps(text, ensure_ascii=False).encode()
+
+
+class Settings(NamedTuple):
+    """The part of a configuration that changes what is kept."""
+
+    durability: str = "disk"
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: str = "old"
+    window_ms: int = DEFAULT_WINDOW_MS
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any], base: "Settings | None" = None) -> "Settings":
+        names = {"idempotency_window_ms": "window_ms"}
+        return (base or cls())._replace(**{names.get(name, name): value for name, value in config.items()})
+
+
+class ReferenceTopic:
+    """One topic: live records by seq, and the fate of every other seq that a reader has to be told of."""
+
+    def __init__(self, name: str, epoch: int, settings: Settings) -> None:
+        self.name = name
+        self.epoch = epoch
+        self.settings = settings
+        self.live: dict[int, Record] = {}  # ascending
+        self.head_seq = 0
+        self.last_ts = 0
+        self.evicted: dict[int, str] = {}  # seq -> cap | ttl
+        self.holes: dict[int, str] = {}  # seq -> reason
+        self.keys: dict[str, tuple[int, int, int]] = {}  # key -> first seq, count, ts
+
+    # --- what is reported -----------------------------------------------------------------------------------------
+
+    @property
+    def earliest_seq(self) -> int:
+        return next(iter(self.live), self.head_seq + 1)
+
+    @property
+    def evict_floor(self) -> int:
+        return max(self.evicted, default=0) + 1
+
+    @property
+    def count(self) -> int:
+        return len(self.live)
+
+    @property
+    def bytes(self) -> int:
+        return sum(record.size for record in self.live.values())
+
+    def find_key(self, key: str, now_ms: int) -> tuple[int, int, int] | None:
+        found = self.keys.get(key)
+        return found if found is not None and now_ms - found[2] <= self.settings.window_ms else None
+
+    # --- changes --------------------------------------------------------------------------------------------------
+
+    def expire(self, now_ms: int) -> None:
+        if self.settings.ttl_ms:
+            self._lose((seq for seq, r in self.live.items() if now_ms - r.ts > self.settings.ttl_ms), "ttl")
+
+    def append(self, drafts: Iterable[Draft], ts: int, key: str | None) -> None:
+        self.expire(ts)
+        first = self.head_seq + 1
+        for draft in drafts:
+            self.head_seq += 1
+            self.live[self.head_seq] = Record(self.head_seq, ts, *draft)
+        self.last_ts = max(self.last_ts, ts)
+        if key is not None:
+            self.keys[key] = (first, self.head_seq - first + 1, ts)
+        self._enforce_caps()
+
+    def update(self, settings: Settings, ts: int) -> None:
+        self.expire(ts)  # what had expired by then stays gone, whatever the new ttl is
+        self.settings = settings
+        self.expire(ts)
+        self._enforce_caps()
+
+    def delete(self, seqs: Iterable[int], ts: int) -> int:
+        self.expire(ts)
+        return sum(self.live.pop(seq, None) is not None for seq in seqs)
+
+    def lose(self, first: int, last: int, reason: str) -> None:
+        for seq in range(first, last + 1):
+            self.live.pop(seq, None)
+            self.holes.setdefault(seq, reason)
+        self.head_seq = max(self.head_seq, last)
+
+    def _lose(self, seqs: Iterable[int], reason: str) -> None:
+        for seq in list(seqs):
+            del self.live[seq]
+            self.evicted[seq] = reason
+
+    def _enforce_caps(self) -> None:
+        cap_records, cap_bytes = self.settings.cap_records, self.settings.cap_bytes
+        held = self.bytes if cap_bytes else 0
+        while (cap_records and self.count > cap_records) or (cap_bytes and held > cap_bytes):
+            held -= self.live[self.earliest_seq].size
+            self._lose([self.earliest_seq], "cap")
+
+    # --- selecting ------------------------------------------------------------------------------------------------
+
+    def select(self, before_seq: int | None, match: TagMatch | None) -> list[int]:
+        """The seqs a delete removes at this instant."""
+        bound = self.head_seq + 1 if before_seq is None else before_seq
+        return [seq for seq, r in self.live.items() if seq < bound and (match is None or match.matches(r.tag))]
+
+    def page(self, query: Query) -> Page:
+        if query.from_seq > self.head_seq:
+            tombstone: tuple[int, int, str, int] | None = (1, self.head_seq, "recreated", 0)
+            start = self.earliest_seq - 1
+        else:
+            tombstone = self._gap(query.from_seq)
+            start = tombstone[1] if tombstone is not None else query.from_seq
+        stop = min((seq for seq in self.holes if seq > start), default=self.head_seq + 1)
+        candidates = [record for seq, record in self.live.items() if start < seq < stop]
+        taken = self._fit(candidates, query)
+        rest = candidates[len(taken) :]
+        shown = [record for record in taken if record.node is None or record.node not in query.nodes]
+        return Page(
+            [record.text(tags=query.tags, data=query.data, meta=query.meta) for record in shown],
+            rest[0].seq - 1 if rest else stop - 1,
+            self.head_seq,
+            self.earliest_seq,
+            tombstone,
+        )
+
+    def _gap(self, from_seq: int) -> tuple[int, int, str, int] | None:
+        """Everything from the cursor to the next live record, if any of it was lost against the owner's will."""
+        gap_to = next((seq for seq in self.live if seq > from_seq), self.head_seq + 1) - 1
+        lost = [seq for seq in self.evicted if from_seq < seq <= gap_to]
+        holes = [seq for seq in self.holes if from_seq < seq <= gap_to]
+        reasons = {self.evicted[seq] for seq in lost} | {self.holes[seq] for seq in holes}
+        if not reasons:
+            return None
+        reason = reasons.pop() if len(reasons) == 1 else "mixed"
+        return from_seq + 1, gap_to, reason, len(lost) + len(holes)
+
+    @staticmethod
+    def _fit(candidates: list[Record], query: Query) -> list[Record]:
+        """As many as limit and bytes allow, and one at least."""
+        taken: list[Record] = []
+        held = 0
+        for record in candidates:
+            if len(taken) == query.limit or (taken and held + record.size > query.batch_bytes):
+                break
+            taken.append(record)
+            held += record.size
+        return taken
+
+
+class Entry(NamedTuple):
+    """One event of the log: `change` folds it into the topics."""
+
+    what: str
+    topic: str
+    change: "Callable[[Topics], None]"
+
+
+Topics = dict[str, ReferenceTopic]
+
+
+@dataclasses.dataclass
+class ReferenceShard:
+    """All topics, live, and the log they came from."""
+
+    topics: Topics = dataclasses.field(default_factory=dict)
+    log: list[Entry] = dataclasses.field(default_factory=list)
+    acked_head: dict[tuple[str, int], int] = dataclasses.field(default_factory=dict)  # by (name, epoch)
+    durable: int = 0  # entries of the log that are known to be on disk
+    written: int = 0  # entries that survive the death of the process alone
+
+    def fold(self, length: int) -> Topics:
+        topics: Topics = {}
+        for entry in self.log[:length]:
+            entry.change(topics)
+        return topics
+
+    def note_ack(self, name: str, last_seq: int) -> None:
+        key = (name, self.topics[name].epoch)
+        self.acked_head[key] = max(self.acked_head.get(key, 0), last_seq)
+
+    # --- entries --------------------------------------------------------------------------------------------------
+
+    def create(self, name: str, epoch: int, settings: Settings, ts: int) -> Entry:
+        def change(topics: Topics) -> None:
+            topics[name] = ReferenceTopic(name, epoch, settings)
+            topics[name].last_ts = ts
+
+        return self._log("create", name, change)
+
+    def append(self, name: str, drafts: list[Draft], ts: int, key: str | None) -> Entry:
+        return self._log(f"append {len(drafts)}", name, lambda topics: topics[name].append(drafts, ts, key))
+
+    def create_and_append(
+        self, name: str, epoch: int, settings: Settings, drafts: list[Draft], ts: int, key: str | None
+    ) -> Entry:
+        """A write that makes its topic: one event, both or neither."""
+
+        def change(topics: Topics) -> None:
+            topics[name] = ReferenceTopic(name, epoch, settings)
+            topics[name].append(drafts, ts, key)
+
+        return self._log("create and append", name, change)
+
+    def delete(self, name: str, before_seq: int | None, seqs: list[int] | None, ts: int) -> Entry:
+        """`seqs` are what a match was resolved to; without them everything below `before_seq` goes."""
+
+        def change(topics: Topics) -> None:
+            topic = topics[name]
+            topic.delete(seqs if seqs is not None else topic.select(before_seq, None), ts)
+
+        return self._log("delete", name, change)
+
+    def update(self, name: str, settings: Settings, ts: int) -> Entry:
+        return self._log("update", name, lambda topics: topics[name].update(settings, ts))
+
+    def remove(self, name: str) -> Entry:
+        return self._log("remove", name, lambda topics: topics.__delitem__(name))
+
+    def lose(self, name: str, last: int, epoch: int) -> Entry:
+        """What a recovery logs: the head goes on above `last`, what is missing below it is a hole."""
+
+        def change(topics: Topics) -> None:
+            topic = topics[name]
+            topic.lose(topic.head_seq + 1, last, "crash")
+            topic.epoch = epoch
+
+        return self._log("lose", name, change)
+
+    def _log(self, what: str, name: str, change: "Callable[[Topics], None]") -> Entry:
+        entry = Entry(what, name, change)
+        self.log.append(entry)
+        return entry
+
+    # --- crashes --------------------------------------------------------------------------------------------------
+
+    def recover(self, length: int, heads: Mapping[str, tuple[int, int]], *, power_loss: bool) -> str | None:
+        """Go on from a crash that left `length` entries and these (head, epoch). What is wrong with that, or None."""
+        folded = self.fold(length)
+        if folded.keys() != heads.keys():
+            return f"topics {sorted(heads)} instead of {sorted(folded)}"
+        for name, topic in folded.items():
+            head_seq, epoch = heads[name]
+            wrong = self._check_topic(topic, head_seq, epoch, power_loss=power_loss)
+            if wrong is not None:
+                return f"{name}: {wrong}"
+        del self.log[length:]
+        for name, topic in folded.items():
+            if heads[name] != (topic.head_seq, topic.epoch):
+                self.lose(name, *heads[name])
+        self.topics = self.fold(len(self.log))
+        self.durable = self.written = len(self.log)
+        self.acked_head = {
+            (name, topic.epoch): min(topic.head_seq, self.acked_head.get((name, folded[name].epoch), 0))
+            for name, topic in self.topics.items()
+        }
+        return None
+
+    def _check_topic(self, topic: ReferenceTopic, head_seq: int, epoch: int, *, power_loss: bool) -> str | None:
+        durability = topic.settings.durability
+        acked = self.acked_head.get((topic.name, topic.epoch), 0)
+        lost = acked > topic.head_seq
+        if head_seq < topic.head_seq:
+            return f"the head is {head_seq}, but {topic.head_seq} is in the log"
+        if lost and durability == "fsync":
+            return f"acked up to {acked}, recovered up to {topic.head_seq}"
+        if head_seq < acked and not (durability == "memory" and power_loss and epoch != topic.epoch):
+            return f"seqs above {head_seq} were acked (up to {acked}) and will be used again"
+        if head_seq > topic.head_seq and not lost and not (power_loss and durability == "disk"):
+            return f"a false alarm: the head went from {topic.head_seq} to {head_seq}, but nothing was lost"
+        if epoch != topic.epoch and not (power_loss and durability == "memory"):
+            return f"the epoch went from {topic.epoch} to {epoch}"
+        return None

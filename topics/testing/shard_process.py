@@ -1,0 +1,131 @@
+"""A real shard process for tests: started, called, killed, restarted."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import trio
+
+from topics.errors import TopicsError
+from topics.rpc.connection import Connection
+from topics.rpc.errors import PeerLost
+from topics.rpc.unix import connect_unix
+
+START_S = 30.0
+
+
+class ShardProcess:
+    """One shard's directory and, while it runs, its process."""
+
+    def __init__(self, directory: Path, *args: str) -> None:
+        self.directory = directory
+        self._args = args
+        self._run_dir = tempfile.mkdtemp(prefix="tp-")
+        self.socket = os.path.join(self._run_dir, "shard.sock")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *wrapper: str, **options: Any) -> None:
+        command = [*wrapper, sys.executable, "-m", "topics.shards", "--dir", str(self.directory)]
+        command += ["--socket", self.socket, "--log-level", "WARNING", *self._args]
+        self.process = subprocess.Popen(command, **options)
+
+    @property
+    def pid(self) -> int:
+        assert self.process is not None
+        return self.process.pid
+
+    def kill(self) -> None:
+        """SIGKILL, and wait until it is gone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+
+    def stop(self) -> int:
+        """SIGTERM; the exit status."""
+        assert self.process is not None
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(timeout=60)
+
+    def rss_mib(self) -> float:
+        for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS"):
+                return int(line.split()[1]) / 1024
+        raise AssertionError("no VmRSS")
+
+    def clean_up_process(self) -> None:
+        if self.process is not None and self.process.poll() is None:
+            self.kill()
+
+    def clean_up(self) -> None:
+        self.clean_up_process()
+        for name in os.listdir(self._run_dir):
+            os.unlink(os.path.join(self._run_dir, name))
+        os.rmdir(self._run_dir)
+
+    @asynccontextmanager
+    async def connected(self, *, ready: bool = True) -> AsyncIterator["ShardClient"]:
+        """A client, once the process answers (and, unless told otherwise, has recovered)."""
+        async with trio.open_nursery() as nursery:
+            with trio.fail_after(START_S):
+                client = ShardClient(await self._connect(nursery))
+                while ready and not (await client.connection.call("health", {})).head["ready"]:
+                    await trio.sleep(0.005)
+            yield client
+            nursery.cancel_scope.cancel()
+
+    async def _connect(self, nursery: trio.Nursery) -> Connection:
+        while True:
+            try:
+                return await connect_unix(self.socket, nursery)
+            except PeerLost:
+                assert self.process is not None
+                assert self.process.poll() is None, f"the shard ended with {self.process.returncode}"
+                await trio.sleep(0.005)
+
+
+class ShardClient:
+    """The shard's calls with JSON in and out."""
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+
+    async def call(self, method: str, topic: str = "", body: Any = None, **head: Any) -> Any:
+        raw = b"" if body is None else body if isinstance(body, bytes) else json.dumps(body).encode()
+        reply = await self.connection.call(method, {"topic": topic, **head} if topic else head, raw)
+        return json.loads(bytes(reply.body) + b"}") if reply.body and method != "list" else reply.head
+
+    async def put(self, topic: str, **config: Any) -> Any:
+        return await self.call("put", topic, config)
+
+    async def append(self, topic: str, *data: Any, **fields: Any) -> Any:
+        return await self.call("append", topic, {"records": [{"data": item} for item in data], **fields})
+
+    async def diff(self, topic: str, **query: Any) -> Any:
+        return await self.call("diff", topic, query)
+
+    async def read_all(self, topic: str) -> list[Any]:
+        """Every record from the beginning; fails on a tombstone."""
+        records: list[Any] = []
+        from_seq = 0
+        while True:
+            page = await self.diff(topic, from_seq=from_seq, limit=1000)
+            assert page["tombstone"] is None, page["tombstone"]
+            records += page["records"]
+            from_seq = page["next_from_seq"]
+            if page["caught_up"]:
+                return records
+
+    async def refused(self, method: str, topic: str = "", body: Any = None, **head: Any) -> TopicsError:
+        try:
+            await self.call(method, topic, body, **head)
+        except TopicsError as error:
+            return error
+        raise AssertionError(f"{method} was not refused")
