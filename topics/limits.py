@@ -83,7 +83,8 @@ METRICS_TOPICS_MAX = 1000  # rows of the per-topic block
 
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000
-THREAD_BODY_BYTES = 256 * KIB  # bodies above this are decoded in a thread
+THREAD_BODY_BYTES = 64 * KIB  # bodies above this are decoded and rendered in a thread
+INLINE_BLOCKS = 8  # stored blocks that a diff reads in one turn of the loop
 SWITCH_INTERVAL_S = 1e-4
 
 

@@ -22,7 +22,7 @@ from topics.testing.driver import Answer, Driver
 from topics.testing.reference import Draft, Record, ReferenceTopic
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
-NAMES = ("a", "b", "c:x")
+NAMES = ("a", "a", "a", "b", "b", "c:x")
 TAGS = (None, "t", "t:1", "t:2", "ü*", "")
 NODES = (None, None, "n1", "näh")
 DURABILITIES = ("fsync", "disk", "memory")
@@ -86,6 +86,18 @@ class ShardMachine(RuleBasedStateMachine):
         if not self._is_changing(name) and not self._is_coming(name):
             self.driver.put(name, config)
 
+    @rule(name=st.sampled_from(NAMES), batch=st.lists(drafts, min_size=1, max_size=12))
+    def append_mixed(self, name: str, batch: list[Draft]) -> None:
+        self.append(name, batch, None, None)
+
+    @rule(name=st.sampled_from(NAMES), draft=drafts)
+    def append_one(self, name: str, draft: Draft) -> None:
+        self.append(name, [draft], None, None)
+
+    @rule(name=st.sampled_from(NAMES), match=matches.filter(bool))
+    def delete_matching(self, name: str, match: TagMatch) -> None:
+        self.delete(name, None, match)
+
     @rule(
         name=st.sampled_from(NAMES), batch=batches, key=st.sampled_from((None, None, "k1", "k2")),
         config=st.one_of(st.none(), configs),
@@ -127,8 +139,10 @@ class ShardMachine(RuleBasedStateMachine):
         before_seq = max(0, topic.head_seq + 1 - back) if back is not None else None
         self.driver.delete(name, before_seq, match)
 
-    @rule(name=st.sampled_from(NAMES))
-    def remove(self, name: str) -> None:
+    @rule(name=st.sampled_from(("a", "c:x")), really=st.integers(0, 3))
+    def remove(self, name: str, really: int) -> None:
+        if really:
+            return
         if name in self.driver.model.topics and not self._is_changing(name) and not self._is_coming(name):
             self.driver.remove(name)
 
@@ -224,9 +238,10 @@ class ShardMachine(RuleBasedStateMachine):
 TestShard = ShardMachine.TestCase
 TestShard.settings = settings(
     max_examples=60 * DEPTH,
-    stateful_step_count=40,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     print_blob=True,
+    database=None,
     report_multiple_bugs=False,
 )

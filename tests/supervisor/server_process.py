@@ -12,6 +12,7 @@ from pathlib import Path
 
 import trio
 
+from topics.errors import TopicsError
 from topics.rpc import RpcError, connect_unix
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -50,6 +51,7 @@ class ServerProcess:
         env |= {f"TOPICS_{name.upper()}": str(value) for name, value in chosen.items()}
         env |= {"PYTHONPATH": str(ROOT), "STANDIN_GATEWAY": gateway or "", "STANDIN_SHARD": shard}
         command = ["-m", "topics.cli", "serve"] if gateway is None else [str(HERE / "serve_with_standins.py")]
+        self.port_file.unlink(missing_ok=True)  # of a server that was killed
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
                 [sys.executable, *command], cwd=folder, env=env, stderr=log, stdout=log, start_new_session=True
@@ -97,13 +99,22 @@ class ServerProcess:
 
     def call(self, method, **head):
         """One call to the admin socket."""
-        return trio.run(self._call, method, head)
+        return trio.run(self._call, "admin.sock", method, head)
 
-    async def _call(self, method, head):
+    def ask_shard(self, index, method, body=b"", **head):
+        return trio.run(self._call, f"shard-{index}.sock", method, head, body)
+
+    async def _call(self, name, method, head, body=b""):
+        path, error = os.path.join(self.holder()["run_dir"], name), None
         async with trio.open_nursery() as nursery:
-            connection = await connect_unix(os.path.join(self.holder()["run_dir"], "admin.sock"), nursery)
-            reply = await connection.call(method, head, deadline_ms=5000)
+            try:
+                connection = await connect_unix(path, nursery)
+                reply = await connection.call(method, head, body, deadline_ms=5000)
+            except TopicsError as refused:
+                error = refused  # raised out here, it is not wrapped into a group
             nursery.cancel_scope.cancel()
+        if error is not None:
+            raise error
         return reply.head
 
     def child(self, kind, index):

@@ -198,11 +198,15 @@ def to_wire(config: TopicConfig) -> dict[str, Any]:
 
     A default is therefore part of the format. Changing one would change stored topics; a new field is safe.
     """
+    if config is DEFAULT:
+        return {}
     return {field: value for field in _FIELDS if (value := getattr(config, field)) != getattr(DEFAULT, field)}
 
 
 def from_wire(stored: Mapping[str, Any]) -> TopicConfig:
     """The reverse of `to_wire`. Fields of a later version are ignored, so that an older one can still start."""
+    if not stored:
+        return DEFAULT
     return intern(TopicConfig(**{field: stored[field] for field in _FIELDS if field in stored}))
 
 

@@ -157,6 +157,8 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     if kind == REMOVED:
         return TopicRemoved(fields[0])
     if kind == DELETED:
+        if not isinstance(fields[2], bytes | None):
+            raise BadEvent("the ranges of a delete must be bytes")
         ranges = SeqRanges.decode(fields[2]) if fields[2] is not None else None
         return RecordsDeleted(fields[0], fields[1], ranges, fields[3])
     if kind == RESERVED:

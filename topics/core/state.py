@@ -4,7 +4,7 @@
 `apply` changes the state by an event and never refuses; it runs when an event happens and when it is replayed.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sortedcontainers import SortedList
@@ -61,13 +61,26 @@ class ShardState:
         self.next_slot += 1
         return self.next_slot - 1
 
-    def names_after(self, after: str, prefix: str) -> Iterator[str]:
-        """Names above `after` that begin with `prefix`, ascending."""
-        low = max(after, prefix)
-        for name in self.names.irange(minimum=low, inclusive=(low != after, True)):
-            if not name.startswith(prefix):
-                return
-            yield name
+    def list_names(self, after: str, prefix: str, allowed: Sequence[str] = ()) -> Iterator[str]:
+        """Published names above `after` that begin with `prefix` and, if any are given, with an allowed prefix."""
+        for start in _narrow(prefix, allowed):
+            low = max(after, start)
+            for name in self.names.irange(minimum=low, inclusive=(low != after, True)):
+                if not name.startswith(start):
+                    break
+                if self.topics[name].published:
+                    yield name
+
+
+def _narrow(prefix: str, allowed: Sequence[str]) -> list[str]:
+    """The prefixes to walk, ascending and disjoint: what both `prefix` and the allowed ones let through."""
+    if not allowed or any(prefix.startswith(other) for other in allowed):
+        return [prefix]
+    narrowed: list[str] = []
+    for other in sorted(set(allowed)):
+        if other.startswith(prefix) and not (narrowed and other.startswith(narrowed[-1])):
+            narrowed.append(other)
+    return narrowed
 
 
 # --- deciding -----------------------------------------------------------------------------------------------------

@@ -58,7 +58,7 @@ async def serve(boot: GatewayBoot) -> None:
         nursery.start_soon(_stop_on_signal, stop)
         nursery.start_soon(_stop_when_orphaned, boot.lifeline_fd, stop)
         shards = Shards({shard: Peer(path, nursery) for shard, path in boot.shard_sockets.items()}, boot.slots)
-        gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board)
+        gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board=board)
         server = Server(gateway, create_app(gateway), publish=publish)
 
         def health(call: Call) -> None:

@@ -42,7 +42,7 @@ def create_app(gateway: Gateway) -> QuartTrio:
         app.add_url_rule(
             quart_rule(template), template, view, methods=methods, provide_automatic_options=False, strict_slashes=False
         )
-    for status in (404, 405, 308):
+    for status in (404, 405):
         app.register_error_handler(status, stray)
     return app
 

@@ -101,6 +101,8 @@ class Connection:
 
     async def read_more(self, request: Incoming) -> None:
         """More of the body of the request under way. Raises ClientGone, Refusal 408 or 400."""
+        if self.parser.error is not None:
+            raise self.parser.error
         if request.expects:
             request.expects = False
             await self.send([render.CONTINUE])

@@ -252,10 +252,10 @@ class Checkpoint:
     ) -> None:
         info = DataFile(self._store.next_file_id, kind, path, int.from_bytes(os.urandom(8), "little"), topic_id)
         self._store.next_file_id += 1
+        self.commit.added.append(info)  # before it is there: `abandon` removes what a failure leaves of it
         entries = datafile.write_data_file(files, info, [stored for _, stored in items])
         for (capture, stored), entry in zip(items, entries, strict=True):
             capture.outputs.append(Output(stored.block, stored.dead, info, entry))
-        self.commit.added.append(info)
 
     def _flip(self) -> None:
         """Write delete flags in place, then sync each touched file once. If that fails the snapshot still knows."""
@@ -302,23 +302,14 @@ class Checkpoint:
         engine.removed_topics = self.removed + engine.removed_topics
         for flip in self.flips:
             _owe_flip(self._store, flip)
-        for info in self.commit.added:
-            for path in (info.path, datafile.index_path(info.path)):
-                _unlink(self._store.files, path)
+        _remove(self._store.files, self.commit.added)
 
     # --- in a thread again ----------------------------------------------------------------------------------------
 
     def sweep(self) -> None:
         """Retire what the snapshot no longer refers to. A crash here leaves litter that recovery removes."""
         files = self._store.files
-        directories = set()
-        for info in self.retired:
-            for path in (info.path, datafile.index_path(info.path)):
-                _unlink(files, path)
-            if info.kind == SEGMENT:
-                directories.add(f"segments/{info.topic_id}")
-        for directory in directories:
-            files.remove_dir(directory)
+        _remove(files, self.retired)
         for number in self._store.take_trimmable(self.commit.cut_lsn):
             try:
                 wal.retire(files, number)
@@ -326,12 +317,19 @@ class Checkpoint:
                 log.warning("a log file that is no longer needed stays: %s", error)
 
 
-def _unlink(files: Files, path: str) -> None:
-    """Nothing refers to this file: if it stays, recovery removes it."""
+def _remove(files: Files, data_files: list[DataFile]) -> None:
+    """Nothing refers to these files: if one stays, recovery removes it.
+
+    An empty directory goes too, so that one whose name could not be synced is made anew the next time.
+    """
     try:
-        files.unlink(path)
+        for info in data_files:
+            for path in (info.path, datafile.index_path(info.path)):
+                files.unlink(path)
+        for topic_id in {info.topic_id for info in data_files if info.kind == SEGMENT}:
+            files.remove_dir(f"segments/{topic_id}")
     except OSError as error:
-        log.warning("a data file that is no longer needed stays: %s", error)
+        log.warning("data files that are no longer needed stay: %s", error)
 
 
 def _owe_flip(store: "Store", flip: Flip) -> None:

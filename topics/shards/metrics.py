@@ -1,26 +1,45 @@
 """A shard's numbers, as one msgpack map. The gateway adds the shards up and renders them."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import Any
 
-from topics.core.topic import Topic
 from topics.shards.committer import BUCKETS_US, Committer
 from topics.shards.store import Store
 
 
-def collect(store: Store, committer: Committer, topic_rows: int, prefixes: Sequence[str]) -> dict[str, Any]:
+class Totals:
+    """Sums over all topics, taken a topic at a time so that the loop is not held."""
+
+    def __init__(self) -> None:
+        self.by_class: Counter[str] = Counter()
+        self.queues = 0
+        self.records = 0
+        self.bytes = 0
+
+    def add_all(self, store: Store) -> Iterator[None]:
+        for topic in list(store.engine.state.by_id.values()):
+            self.by_class[topic.config.durability] += 1
+            self.queues += topic.config.type == "queue"
+            self.records += topic.count
+            self.bytes += topic.bytes
+            yield
+
+
+def collect(
+    store: Store, committer: Committer, totals: Totals, damaged_blocks: int, topic_rows: int, prefixes: Sequence[str]
+) -> dict[str, Any]:
     engine = store.engine
-    topics = engine.state.by_id.values()
     times = committer.sync_times
     return {
         "ready": True,
         "replay_progress": 1.0,
-        "topics": len(topics),
-        "by_class": dict(Counter(topic.config.durability for topic in topics)),
-        "queues": sum(topic.config.type == "queue" for topic in topics),
-        "records_live": sum(topic.count for topic in topics),
-        "bytes_live": sum(topic.bytes for topic in topics),
+        "topics": sum(totals.by_class.values()),
+        "by_class": dict(totals.by_class),
+        "queues": totals.queues,
+        "records_live": totals.records,
+        "bytes_live": totals.bytes,
         "idempotency_keys": engine.state.keys,
         "wal": {
             "frames": engine.counters.frames,
@@ -35,17 +54,12 @@ def collect(store: Store, committer: Committer, topic_rows: int, prefixes: Seque
         },
         "fsync_us": {"bounds": BUCKETS_US, "buckets": times.buckets, "count": times.count, "sum": times.sum_us},
         "data_files": len(store.data_files),
-        "per_topic": _rows(store, topic_rows, tuple(prefixes)),
+        "damage": {"log_ranges": store.damaged_ranges, "blocks": damaged_blocks},
+        "per_topic": _rows(store, topic_rows, prefixes),
     }
 
 
-def _rows(store: Store, limit: int, prefixes: tuple[str, ...]) -> list[list[Any]]:
-    rows: list[list[Any]] = []
+def _rows(store: Store, limit: int, prefixes: Sequence[str]) -> list[list[Any]]:
     state = store.engine.state
-    for name in state.names:
-        if len(rows) >= limit:
-            break
-        topic: Topic = state.topics[name]
-        if topic.published and (not prefixes or name.startswith(prefixes)):
-            rows.append([name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes])
-    return rows
+    topics = (state.topics[name] for name in islice(state.list_names("", "", prefixes), limit))
+    return [[topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes] for topic in topics]

@@ -1,14 +1,18 @@
 """Fetching blocks that are not resident, without ever stopping the loop.
 
-A block that the page cache holds is read in place (RWF_NOWAIT); anything else is read in a thread. A block that does
-not check is reported as lost: its range becomes a hole, and the read is planned anew so that the reader is told.
+A block that the page cache holds is read in place (RWF_NOWAIT), a few in one turn of the loop; anything else is read
+in a thread. A block that does not check is reported as lost: its range becomes a hole, and the read is planned anew so
+that the reader is told.
 """
 
-from collections.abc import Callable
+import time
+from collections.abc import Sequence
 
 import trio
 
+from topics import limits
 from topics.core.block import BadBlock
+from topics.core.chunk import DataFile
 from topics.core.diff import Plan, Window
 from topics.core.loss import CORRUPT
 from topics.core.topic import Topic
@@ -18,6 +22,8 @@ from topics.shards.store import Store
 
 READ_THREADS = 4
 
+Missing = tuple[Window, File]
+
 
 class BlockReader:
     def __init__(self, store: Store) -> None:
@@ -25,50 +31,58 @@ class BlockReader:
         self._threads = trio.CapacityLimiter(READ_THREADS)
         self.damaged_blocks = 0
 
-    def fill_cached(self, plan: Plan) -> list[tuple[Window, File]]:
-        """Fill in what can be had at once; what is left, with the files to read it from.
+    def missing(self, plan: Plan) -> list[Missing]:
+        """Fill in what can be had at once; what is left, with the files to read it from. Raises BadBlock.
 
         The files are taken now, while the plan's state stands: one that is retired later stays readable.
         """
-        missing = []
+        absent = [(window, self._store.handles.get(_file(window))) for window in plan.windows if window.block is None]
+        if len(absent) > limits.INLINE_BLOCKS:
+            return absent
+        return [(window, handle) for window, handle in absent if not _read_cached(window, handle)]
+
+    async def fill(self, missing: Sequence[Missing]) -> None:
+        """Read the rest: from the page cache in short turns, from the disk in a thread. Raises BadBlock or OSError."""
+        cold = []
+        until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+        for window, handle in missing:
+            if not _read_cached(window, handle):
+                cold.append((window, handle))
+            if time.perf_counter_ns() > until:
+                await trio.lowlevel.checkpoint()
+                until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+        if cold:
+            await trio.to_thread.run_sync(_read_all, cold, limiter=self._threads, abandon_on_cancel=True)
+
+    def report_damage(self, topic: Topic, plan: Plan) -> None:
+        """Record the ranges of the plan's bad blocks as lost."""
         for window in plan.windows:
-            if window.block is None:
+            if window.block is None and not self._readable(window):
+                self.damaged_blocks += 1
                 chunk = window.chunk
-                assert chunk.file is not None
-                handle = self._store.handles.get(chunk.file)
-                data = handle.read_cached(chunk.offset, chunk.length)
-                if data is None:
-                    missing.append((window, handle))
-                else:
-                    window.block = datafile.decode_frame(data, chunk.file.seed)
-        return missing
+                self._store.engine.lose_range(topic, chunk.first_seq, chunk.last_seq, CORRUPT, lambda _: None)
 
-    async def fill(self, missing: list[tuple[Window, File]]) -> None:
-        """Read the rest in a thread. Raises BadBlock or OSError."""
-        await trio.to_thread.run_sync(_read_all, missing, limiter=self._threads, abandon_on_cancel=True)
-
-    def report_damage(self, topic: Topic, plan: Plan, then: Callable[[], None]) -> None:
-        """Find the bad blocks of a plan and record their ranges as lost, then go on."""
-        self.damaged_blocks += 1
-        bad = [window for window in plan.windows if window.block is None and not _readable(self._store, window)]
-        for window in bad:
-            chunk = window.chunk
-            self._store.engine.lose_range(topic, chunk.first_seq, chunk.last_seq, CORRUPT, lambda _: None)
-        then()
+    def _readable(self, window: Window) -> bool:
+        try:
+            _read_all([(window, self._store.handles.get(_file(window)))])
+        except BadBlock:
+            return False
+        return True
 
 
-def _read_all(missing: list[tuple[Window, File]]) -> None:
+def _file(window: Window) -> DataFile:
+    assert window.chunk.file is not None
+    return window.chunk.file
+
+
+def _read_cached(window: Window, handle: File) -> bool:
+    data = handle.read_cached(window.chunk.offset, window.chunk.length)
+    if data is not None:
+        window.block = datafile.decode_frame(data, _file(window).seed)
+    return data is not None
+
+
+def _read_all(missing: Sequence[Missing]) -> None:
     for window, handle in missing:
-        chunk = window.chunk
-        assert chunk.file is not None
-        window.block = datafile.decode_frame(handle.read_at(chunk.offset, chunk.length), chunk.file.seed)
-
-
-def _readable(store: Store, window: Window) -> bool:
-    chunk = window.chunk
-    assert chunk.file is not None
-    try:
-        datafile.decode_frame(store.handles.get(chunk.file).read_at(chunk.offset, chunk.length), chunk.file.seed)
-    except BadBlock:
-        return False
-    return True
+        data = handle.read_at(window.chunk.offset, window.chunk.length)
+        window.block = datafile.decode_frame(data, _file(window).seed)

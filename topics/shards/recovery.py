@@ -49,9 +49,7 @@ def recover(
     _make_directories(files)
     snap = snapshot.read_snapshot(files)
     state, unflipped = _load_topics(snap)
-    _load_chunks(files, snap, state)
-    for topic_id, ranges in unflipped.items():
-        state.by_id[topic_id].delete(0, ranges)
+    _load_chunks(files, snap, state, unflipped)
     progress(0.2)
     report = walscan.WalReport(snap.commit.cut_lsn)
     touched = _replay(files, state, report, lambda done, total: progress(0.2 + 0.8 * done / total))
@@ -75,6 +73,7 @@ def recover(
         snap.commit.next_file_id, report.files, bounds,
     )  # fmt: skip
     _finish(store, snap, touched, losses)
+    store.damaged_ranges = len(report.damage)
     _report(report, losses)
     progress(1.0)
     return store
@@ -107,7 +106,7 @@ def _load_topics(snap: SnapshotState) -> tuple[ShardState, dict[int, SeqRanges]]
     return state, unflipped
 
 
-def _load_chunks(files: Files, snap: SnapshotState, state: ShardState) -> None:
+def _load_chunks(files: Files, snap: SnapshotState, state: ShardState, unflipped: dict[int, SeqRanges]) -> None:
     """Hang the stored blocks under their topics."""
     found: dict[int, list[Chunk]] = defaultdict(list)
     for info in snap.files.values():
@@ -118,6 +117,7 @@ def _load_chunks(files: Files, snap: SnapshotState, state: ShardState) -> None:
                 if topic is not None and chunk.last_seq >= _floor(topic) and not _is_superseded(topic, info):
                     info.live += chunk.live
                     _kill_mask(chunk, datafile.read_flags(handle, chunk))
+                    _lay_over(topic, chunk, unflipped[topic.id])
                     found[entry.topic_id].append(chunk)
         finally:
             handle.close()
@@ -140,6 +140,18 @@ def _kill_mask(chunk: Chunk, mask: int) -> None:
         index = bit.bit_length() - 1
         chunk.kill(index, index + 1)
         mask ^= bit
+
+
+def _lay_over(topic: Topic, chunk: Chunk, deleted: SeqRanges) -> None:
+    """Kill what the snapshot knows to be deleted. Its flags are owed again, even if they can be read: not all that can
+    be read was synced by the process that wrote it."""
+    if not deleted.count_between(chunk.first_seq, chunk.last_seq):
+        return
+    for index in range(len(chunk)):
+        if chunk.first_seq + index in deleted:
+            chunk.kill(index, index + 1)
+    chunk.flags_dirty = True
+    topic.flips = [*(topic.flips or ()), chunk]
 
 
 def _attach(topic: Topic, chunks: list[Chunk]) -> None:

@@ -3,10 +3,10 @@
     method      head                             body         reply head           reply body
     put         topic                            config       created, perf        open fragment
     state       topic, touch                                  perf                 open fragment
-    list        after, prefix, limit, prefixes                names, sizes, more   entries, joined
+    list        after, prefix, limit, prefixes, touch         names, sizes, more   entries, joined
     remove      topic, if_empty                               deleted, perf        open fragment
     append      topic, return_seqs, key          records      created, perf        open fragment
-    diff        topic                            query        perf                 open fragment
+    diff        topic, wait (false: answer now)  query        perf                 open fragment
     delete      topic                            selection    perf                 open fragment
     health                                                    see Shard.health
     metrics     topics (rows at most), prefixes               see metrics.py
@@ -17,7 +17,7 @@ Bodies are the client's bytes, untouched. An open fragment is a JSON object with
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from itertools import islice
 
 import trio
 
@@ -38,7 +38,7 @@ from topics.rpc.calls import Call, Handler
 from topics.shards.committer import Committer
 from topics.shards.engine import Appending
 from topics.shards.polls import Polls
-from topics.shards.reader import BlockReader
+from topics.shards.reader import BlockReader, Missing
 from topics.shards.store import Store
 
 RANGES_PER_EVENT = 4096  # a match that hits more is deleted in several events, so that the loop is never held long
@@ -51,7 +51,7 @@ class Service:
         self._store = store
         self._engine = store.engine
         self._committer = committer
-        self._reader = BlockReader(store)
+        self.reader = BlockReader(store)
         self.polls = Polls()
         self.draining = False
 
@@ -100,31 +100,18 @@ class Service:
 
     def page(self, call: Call) -> None:
         """One page of this shard's topics in name order; the gateway merges the pages of all shards."""
-        call.run(self._page, call)
-
-    async def _page(self, call: Call) -> None:
         head = call.head
-        prefixes = tuple(head.get("prefixes") or ())
         limit = min(head.get("limit", limits.LIST_PAGE_DEFAULT), limits.LIST_PAGE_MAX)
-        state = self._engine.state
-        names: list[str] = []
-        entries: list[bytes] = []
-        more = False
-        seen = 0
-        for name in list(state.names_after(head.get("after", ""), head.get("prefix", ""))):
-            seen += 1
-            if not seen % 512:
-                await trio.lowlevel.checkpoint()
-            topic = state.topics.get(name)
-            if topic is None or not topic.published or (prefixes and not name.startswith(prefixes)):
-                continue
-            if len(names) == limit:
-                more = True
-                break
+        found = self._engine.state.list_names(head.get("after", ""), head.get("prefix", ""), head.get("prefixes") or ())
+        names = list(islice(found, limit + 1))
+        now = self._engine.now()
+        entries = []
+        for name in names[:limit]:
+            topic = self._engine.state.topics[name]
             self._engine.expire(topic)
-            names.append(name)
-            entries.append(replies.topic_summary(topic, self._engine.now()))
-        call.reply({"names": names, "sizes": [len(entry) for entry in entries], "more": more}, b"".join(entries))
+            entries.append(replies.topic_summary(topic, now))
+        sizes = [len(entry) for entry in entries]
+        call.reply({"names": names[:limit], "sizes": sizes, "more": len(names) > limit}, b"".join(entries))
 
     def remove(self, call: Call) -> None:
         name = check_topic_name(call.head["topic"])
@@ -188,7 +175,7 @@ class Service:
 
     def diff(self, call: Call) -> None:
         query = decode_diff(call.body, self._store.bounds)
-        self._diff(call, self._find(call), query, query.wait_ms)
+        self._diff(call, self._find(call), query, query.wait_ms if call.head.get("wait", True) else 0)
 
     def _diff(self, call: Call, topic: Topic, query: Diff, wait_ms: int) -> None:
         now = self._engine.now()
@@ -199,9 +186,10 @@ class Service:
             self._wait(call, topic, query, wait_ms)
             return
         try:
-            missing = self._reader.fill_cached(plan)
+            missing = self.reader.missing(plan)
         except BadBlock:
-            self._reader.report_damage(topic, plan, lambda: self._diff(call, topic, query, 0))
+            self.reader.report_damage(topic, plan)
+            self._diff(call, topic, query, 0)
             return
         if missing:
             call.run(self._diff_from_disk, call, topic, query, plan, missing)
@@ -217,11 +205,12 @@ class Service:
 
         call.on_cancel(self.polls.wait(topic, wait_ms, again).cancel)
 
-    async def _diff_from_disk(self, call: Call, topic: Topic, query: Diff, plan: Plan, missing: list[Any]) -> None:
+    async def _diff_from_disk(self, call: Call, topic: Topic, query: Diff, plan: Plan, missing: list[Missing]) -> None:
         try:
-            await self._reader.fill(missing)
+            await self.reader.fill(missing)
         except BadBlock:
-            self._reader.report_damage(topic, plan, lambda: self._diff(call, topic, query, 0))
+            self.reader.report_damage(topic, plan)
+            self._diff(call, topic, query, 0)
             return
         self._answer_diff(call, topic, query, plan)
 

@@ -5,6 +5,7 @@ until recovery is through. Then four things run beside the calls: the committer'
 watch over free space, and the timer of long-polls. All tasks live in one nursery; a failed log ends it.
 """
 
+import gc
 import logging
 import time
 from collections.abc import Iterable, Mapping
@@ -19,7 +20,7 @@ from topics.rpc.calls import Call, Handler
 from topics.shards import wal
 from topics.shards.committer import Committer
 from topics.shards.files import Files
-from topics.shards.metrics import collect
+from topics.shards.metrics import Totals, collect
 from topics.shards.recovery import recover
 from topics.shards.service import Service
 from topics.shards.store import Store
@@ -87,9 +88,14 @@ class Shard:
         if self.store is None or self.committer is None:
             call.reply({"ready": False, "replay_progress": round(self._progress, 3)})
             return
-        call.reply(
-            collect(self.store, self.committer, int(call.head.get("topics", 0)), call.head.get("prefixes") or ())
-        )
+        call.run(self._metrics, call, self.store, self.committer)
+
+    async def _metrics(self, call: Call, store: Store, committer: Committer) -> None:
+        totals = Totals()
+        await _in_slices(totals.add_all(store))
+        rows, prefixes = int(call.head.get("topics", 0)), call.head.get("prefixes") or ()
+        assert self.service is not None
+        call.reply(collect(store, committer, totals, self.service.reader.damaged_blocks, rows, prefixes))
 
     def checkpoint_now(self, call: Call) -> None:
         async def run() -> None:
@@ -128,6 +134,7 @@ class Shard:
             if committer is not None:
                 committer.kick()
 
+        gc.disable()  # nothing that recovery makes is garbage
         self.store = await trio.to_thread.run_sync(
             lambda: recover(self._files, self._clock, self._bounds, progress=note, wake=wake)
         )
@@ -135,6 +142,8 @@ class Shard:
         committer = self.committer = Committer(self.store, self._poison)
         self.service = Service(self.store, committer)
         self._served = self.service.handlers()
+        gc.freeze()
+        gc.enable()
         self.ready.set()
 
     def _poison(self, reason: str) -> None:
@@ -192,6 +201,7 @@ class Shard:
         await _in_slices(work.install())
         store.forget(work)
         await trio.to_thread.run_sync(work.sweep)
+        gc.freeze()
 
     async def _checkpoint_when_due(self) -> None:
         assert self.store is not None

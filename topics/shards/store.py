@@ -44,6 +44,7 @@ class Store:
         self.handles = Handles(files)
         self.cache = TailCache()
         self.bounds = bounds
+        self.damaged_ranges = 0  # stretches of the log that recovery found unreadable
         self._old_wal = old_wal
 
     # --- the committer's thread -----------------------------------------------------------------------------------

@@ -25,7 +25,7 @@ from topics.shards.engine import Appending
 from topics.shards.files import Files
 from topics.shards.recovery import recover
 from topics.shards.store import Store
-from topics.testing.disk_monitor import MonitoredFiles
+from topics.testing.disk_monitor import MonitoredFiles, is_exempt
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.reference import Draft, Entry, Page, Query, ReferenceShard, ReferenceTopic, Settings
@@ -78,6 +78,7 @@ class Driver:
         self._now_ms = 0
         self._lsn_of: list[int] = []  # of each entry of the model's log
         self._waiting: list[tuple[Answer, Entry, int]] = []
+        self._excused: set[str] = set()  # files the monitor need not watch: abandoned, or only their flags unsynced
         self._epoch = 0  # the highest that anybody has seen
         self.store: Store  # from `start` on
 
@@ -86,7 +87,9 @@ class Driver:
         return self
 
     def _recover(self) -> Store:
-        files: Files = MonitoredFiles(self.disk) if self._monitored else self.disk
+        files: Files = self.disk
+        if self._monitored:
+            files = MonitoredFiles(self.disk, exempt=lambda path: is_exempt(path) or path in self._excused)
         return recover(files, self.clock, self._bounds, wal_file_bytes=self._wal_file_bytes)
 
     # --- time -----------------------------------------------------------------------------------------------------
@@ -245,6 +248,8 @@ class Driver:
             if self.work.committing:
                 self.store.engine.poison(str(error))
                 raise Poisoned(str(error)) from error
+            for info in self.work.commit.added:
+                self._excused |= {info.path, datafile.index_path(info.path)}
             self.work.abandon()
             self.work = None
 
@@ -253,11 +258,15 @@ class Driver:
         work = self.work = self.store.begin_checkpoint()
         yield lambda: _exhaust(work.capture())
         yield self._catch_up
-        yield work.write
+        yield lambda: self._write(work)
         yield lambda: _exhaust(work.install())
         yield lambda: self.store.forget(work)
         yield work.sweep
         self.work = None
+
+    def _write(self, work: Checkpoint) -> None:
+        work.write()
+        self._excused |= {flip.chunk.file.path for flip in work.flips if not flip.done and flip.chunk.file is not None}
 
     def _catch_up(self) -> None:
         assert self.work is not None
