@@ -23,7 +23,6 @@ TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("auto", "text", "json")
-CHILD_LOG_NAMES = ("log_name",)  # set by the supervisor for its children, see topics/logs.py
 
 
 class SettingsError(Exception):
@@ -115,7 +114,7 @@ class Option:
     low: int = 0
     high: int | None = None
     words: tuple[str, ...] = ()
-    shown_default: str = ""
+    shown: str = ""
 
     @property
     def env(self) -> str:
@@ -140,8 +139,8 @@ class Option:
 
     @property
     def default_text(self) -> str:
-        if self.shown_default:
-            return self.shown_default
+        if self.shown:
+            return self.shown
         if self.kind == "bool":
             return str(int(self.default))
         return "none" if self.default is None else str(self.default)
@@ -164,20 +163,13 @@ OPTIONS: tuple[Option, ...] = (
     Option(
         "run_dir",
         "path",
-        "A short directory in which the server makes its private one, for sockets and shared memory.",
+        "Short directory in which the server makes its private one, for sockets.",
         None,
         "Storage",
-        shown_default="$XDG_RUNTIME_DIR, else /tmp",
+        shown="$XDG_RUNTIME_DIR, else /tmp",
     ),
     Option(
-        "shards",
-        "int",
-        "Shard processes, one WAL each.",
-        None,
-        "Processes",
-        low=1,
-        high=64,
-        shown_default="cores, at most 8",
+        "shards", "int", "Shard processes, one WAL each.", None, "Processes", low=1, high=64, shown="cores, at most 8"
     ),
     Option(
         "gateways",
@@ -187,7 +179,7 @@ OPTIONS: tuple[Option, ...] = (
         "Processes",
         low=1,
         high=64,
-        shown_default="half the cores, at least 1",
+        shown="half the cores, at least 1",
     ),
     Option(
         "stop_ms",
@@ -208,7 +200,7 @@ OPTIONS: tuple[Option, ...] = (
     ),
     Option("log_level", "word", "The least severe level that is logged.", "info", "Logs", words=LOG_LEVELS),
     Option("api_keys", "secret", "Comma-separated API keys. Has no flag: command lines are public.", None, "Access"),
-    Option("api_keys_file", "path", "File that holds the API keys.", None, "Access", field=""),
+    Option("api_keys_file", "path", "File that holds the API keys.", None, "Access"),
     Option("probe_auth", "bool", "Health and readiness need a key, too.", False, "Access"),
     Option("allow_insecure_no_auth", "bool", "Listen beyond loopback although no keys are set.", False, "Access"),
     _limit("max_batch_records", "batch_records", 1_000_000, "Records in one append."),
@@ -233,10 +225,8 @@ OPTIONS: tuple[Option, ...] = (
 def load(env: Mapping[str, str], flags: Mapping[str, str | bool | None], *, tty: bool, cores: int) -> Loaded:
     """Flags win over variables, variables over defaults. Raises SettingsError for what cannot be used."""
     values = {option.name: _value(option, env, flags.get(option.name)) for option in OPTIONS}
-    if values["shards"] is None:
-        values["shards"] = min(cores, 8)
-    if values["gateways"] is None:
-        values["gateways"] = max(1, cores // 2)
+    values["shards"] = values["shards"] or min(cores, 8)
+    values["gateways"] = values["gateways"] or max(1, cores // 2)
     if values["log_format"] == "auto":
         values["log_format"] = "text" if tty else "json"
     loaded = Loaded(_build(values), values["api_keys"], values["api_keys_file"], _unknown(env))
@@ -292,7 +282,7 @@ def _build(values: Mapping[str, Any]) -> Settings:
 
 
 def _unknown(env: Mapping[str, str]) -> list[str]:
-    known = {option.env for option in OPTIONS} | {PREFIX + name.upper() for name in CHILD_LOG_NAMES}
+    known = {option.env for option in OPTIONS}
     return sorted(name for name in env if name.startswith(PREFIX) and name not in known)
 
 

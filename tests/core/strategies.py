@@ -7,6 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 
 from topics.core.block import Block
+from topics.core.events import Appended, CreatedAndAppended, Event
 from topics.core.requests import quoted
 
 # No deadline: the first example of a run pays for imports, and machines differ.
@@ -134,3 +135,13 @@ def record_lists(draw: st.DrawFn, max_size: int = 256) -> list[Draft]:
 @st.composite
 def blocks(draw: st.DrawFn, max_size: int = 256) -> Block:
     return block_of(draw(seqs), draw(st.integers(0, 2**63)), draw(record_lists(max_size)))
+
+
+def comparable(event: Event) -> object:
+    """Blocks have no equality of their own."""
+    if isinstance(event, Appended):
+        scalars = (event.topic_id, event.epoch, event.ts, event.first_seq, event.count, event.key)
+        return (Appended, scalars, [facts(block) for block in event.blocks])
+    if isinstance(event, CreatedAndAppended):
+        return (event.created, comparable(event.appended))
+    return event

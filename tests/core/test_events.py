@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.core.strategies import Draft, block_of, facts, many, record_lists, some, texts, u64
+from tests.core.strategies import Draft, block_of, comparable, many, record_lists, some, texts, u64
 from topics.core import events
 from topics.core.config import DEFAULT, TopicConfig
 from topics.core.events import (
@@ -64,16 +64,6 @@ any_event = st.one_of(
     st.just(WentIdle()),
     st.builds(CreatedAndAppended, created, appended()),
 )
-
-
-def comparable(event: Event) -> object:
-    """Blocks have no equality of their own."""
-    if isinstance(event, Appended):
-        scalars = (event.topic_id, event.epoch, event.ts, event.first_seq, event.count, event.key)
-        return (Appended, scalars, [facts(block) for block in event.blocks])
-    if isinstance(event, CreatedAndAppended):
-        return (event.created, comparable(event.appended))
-    return event
 
 
 @given(any_event)

@@ -5,7 +5,7 @@ import json
 import pytest
 import trio
 
-from tests.gateway.harness import request, serving
+from tests.gateway.harness import request, serving, until
 from topics.gateway.shard_calls import Shards
 
 HOT = "/v0/topics/a"
@@ -41,7 +41,7 @@ async def test_requests_under_way_finish_and_their_connections_close(path):
         await client.send(request("POST", path, b"{}"))
         await bench.shards.waiting.wait()
         bench.stop.set()
-        await trio.testing.wait_all_tasks_blocked()
+        await until(lambda: bench.server.draining)
         release.set()
         answer = await client.response()
         assert (answer.status, answer.closes) == (200, True)
@@ -71,9 +71,9 @@ async def test_new_requests_on_open_connections_are_refused(path):
     async with serving() as bench, bench.client() as client:
         data = request("POST", path, b"{}")
         await client.send(data[:20])  # begun, so not idle
-        await trio.testing.wait_all_tasks_blocked(0.01)
+        await until(lambda: any(connection.parser.in_head for connection in bench.server.connections))
         bench.stop.set()
-        await trio.testing.wait_all_tasks_blocked(0.01)
+        await until(lambda: bench.server.draining)
         await client.send(data[20:])
         answer = await client.response()
         assert (answer.status, answer.closes) == (503, True)
@@ -88,9 +88,9 @@ async def test_probes_still_answer(path, status):
     async with serving() as bench, bench.client() as client:
         data = request("GET", path)
         await client.send(data[:9])
-        await trio.testing.wait_all_tasks_blocked(0.01)
+        await until(lambda: any(connection.parser.in_head for connection in bench.server.connections))
         bench.stop.set()
-        await trio.testing.wait_all_tasks_blocked(0.01)
+        await until(lambda: bench.server.draining)
         await client.send(data[9:])
         answer = await client.response()
         assert answer.status == status
@@ -112,7 +112,7 @@ async def test_pipelined_requests_behind_one_under_way_are_not_carried_out():
         await client.send(request("POST", HOT, b"1") + request("POST", HOT, b"2"))
         await bench.shards.waiting.wait()
         bench.stop.set()
-        await trio.testing.wait_all_tasks_blocked()
+        await until(lambda: bench.server.draining)
         release.set()
         assert (await client.response()).closes
         assert await client.rest() == b""

@@ -15,7 +15,7 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 
-from tests.gateway.harness import Client, request, serving
+from tests.gateway.harness import Client, Patience, request, serving, until
 from topics.gateway.app import create_app
 from topics.gateway.dispatch import Gateway
 from topics.gateway.handover import ReplayedStream, hypercorn_config
@@ -33,14 +33,13 @@ def test_hypercorn_has_not_moved():
     assert parameters(TCPServer.run) == []
     assert parameters(Lifespan.__init__) == ["app", "config", "state"]
     assert parameters(WorkerContext.__init__) == ["max_requests"]
-    assert inspect.iscoroutinefunction(WorkerContext(None).terminated.set)
     used_of_stream = {"receive_some", "send_all", "send_eof", "aclose", "socket"}
     source = inspect.getsource(TCPServer)
     assert all(f"stream.{name}" in source for name in used_of_stream)
     assert used_of_stream <= {*dir(ReplayedStream), "socket"}
     assert not hasattr(ReplayedStream, "do_handshake")  # by its absence Hypercorn tells plain from TLS
-    for name in vars(hypercorn_config(1.0)):
-        assert hasattr(type(hypercorn_config(1.0)), name) or name.startswith("_"), name
+    for name in vars(hypercorn_config()):
+        assert hasattr(type(hypercorn_config()), name) or name.startswith("_"), name
 
 
 class H2Client:
@@ -233,6 +232,32 @@ async def test_idle_http_2_connections_close_in_a_drain():
         http.h2.initiate_connection()
         await http.request("GET", "/v0/health")
         bench.stop.set()
+        await client.rest()
+        with trio.fail_after(5):
+            await bench.done.wait()
+
+
+async def test_idle_http_2_connections_are_closed_in_time():
+    async with serving(patience=Patience(sweep_s=0.01, idle_s=0.05)) as bench, bench.client() as client:
+        http = H2Client(client)
+        http.h2.initiate_connection()
+        await http.request("GET", "/v0/health")
+        await client.rest()
+
+
+async def test_a_request_of_http_2_under_way_finishes_in_a_drain():
+    async with serving(echo_app()) as bench, bench.client() as client:
+        http = H2Client(client)
+        http.h2.initiate_connection()
+        await http.request("GET", "/v0/health")
+        async with trio.open_nursery() as nursery:
+
+            async def stop() -> None:
+                await until(lambda: not next(iter(bench.server.connections)).idle)
+                bench.stop.set()
+
+            nursery.start_soon(stop)
+            assert (await http.request("GET", "/slow"))[1] == b"slow"
         await client.rest()
         with trio.fail_after(5):
             await bench.done.wait()

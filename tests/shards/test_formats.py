@@ -11,7 +11,6 @@ Then look at the difference: only what was meant to change may have.
 import itertools
 import os
 import struct
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ import msgpack
 import pytest
 import xxhash
 
-from tests.core.strategies import Draft, block_of, facts
-from tests.core.test_events import comparable
+from tests.core.strategies import Draft, block_of, comparable, facts
 from topics.core.block import Block, check_frame, mask_from_flags
 from topics.core.chunk import DataFile
 from topics.core.config import TopicConfig, intern
@@ -177,7 +175,7 @@ def write_register(files: Files) -> None:
 
 
 @pytest.fixture(scope="module")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All files as this program writes them now, with seeds that are known."""
     root = tmp_path_factory.mktemp("formats")
     files = RealFiles(str(root))
@@ -192,7 +190,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         for name in NAMES:
             (GOLDEN / name).parent.mkdir(parents=True, exist_ok=True)
             (GOLDEN / name).write_bytes((root / name).read_bytes())
-    yield root
+    return root
 
 
 @pytest.mark.parametrize("name", NAMES)

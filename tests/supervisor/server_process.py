@@ -14,6 +14,7 @@ import trio
 
 from topics.errors import TopicsError
 from topics.rpc import RpcError, connect_unix
+from topics.supervisor.rundir import remove_run_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
@@ -68,6 +69,8 @@ class ServerProcess:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         self.process.wait()
+        with suppress(ValueError, FileNotFoundError):
+            remove_run_dir(Path(self.holder()["run_dir"]))
 
     def wait_ready(self):
         def ready():

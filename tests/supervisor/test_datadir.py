@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_children_of_a_killed_server_are_waited_for(tmp_path, monkeypatch):
         if len(naps) == 3:
             os.close(data.lock_fd)  # the last of them ends
 
-    monkeypatch.setattr(datadir.time, "sleep", nap)
+    monkeypatch.setattr(time, "sleep", nap)
     again = open_data_dir(tmp_path)
     assert len(naps) == 3
     assert again.previous is not None

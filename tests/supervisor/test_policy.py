@@ -52,7 +52,7 @@ def test_fifty_restarts_of_a_child_that_runs_for_long_are_all_at_once():
 
 def test_a_stable_life_makes_the_past_forgotten():
     history = [Life(n, n, n + 1) for n in range(20)]
-    assert next_action(history, KILLED, 20).delay_ms == READY_DELAY_MAX_MS
+    assert next_action(history, KILLED, 20) == Restart(READY_DELAY_MAX_MS)
     history.append(Life(100, 100, 100 + STABLE_MS))
     assert next_action(history, KILLED, 100 + STABLE_MS) == Restart(0)
 

@@ -272,9 +272,15 @@ class Connection:
 
     async def _hand_over(self, data: bytes) -> None:
         self.handed_over = True
-        self.idle = False
-        self.deadline = inf
-        await self.server.handover.take(self.sock, data)
+        self._note_busy(False)
+        await self.server.handover.take(self.sock, data, self._note_busy)
+
+    def _note_busy(self, busy: bool) -> None:
+        """For a connection that Hypercorn serves."""
+        self.idle = not busy
+        self.deadline = inf if busy else self.server.now + self.server.patience.idle_s
+        if self.idle and self.server.draining:
+            self.drain(self.server.now)
 
     async def _linger(self) -> None:
         """Closing with unread bytes resets the connection, and the client might lose the answer: read them first."""

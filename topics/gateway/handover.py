@@ -6,6 +6,7 @@ constraints.txt), and tests/gateway/test_handover.py fails loudly if they move.
 
 import logging
 import socket
+from collections.abc import Callable
 from typing import Any
 
 import trio
@@ -19,12 +20,12 @@ from hypercorn.typing import ConnectionState, LifespanState
 from topics import limits
 
 
-def hypercorn_config(idle_s: float) -> Config:
+def hypercorn_config() -> Config:
     config = Config()
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("topics.hypercorn")
-    config.keep_alive_timeout = idle_s
+    config.keep_alive_timeout = 10.0**9
     config.keep_alive_max_requests = 1 << 62
     config.h11_max_incomplete_size = limits.HTTP_HEAD_BYTES
     config.h2_max_header_list_size = limits.HTTP_HEAD_BYTES
@@ -34,12 +35,12 @@ def hypercorn_config(idle_s: float) -> Config:
 class Handover:
     """The app's lifespan, and the connections that Hypercorn serves."""
 
-    def __init__(self, app: Any, idle_s: float) -> None:
-        self._app = ASGIWrapper(app)
-        self._config = hypercorn_config(idle_s)
+    def __init__(self, app: Any) -> None:
+        self._app = app
+        self._config = hypercorn_config()
         self._context = WorkerContext(None)
         self._state: LifespanState = {}
-        self._lifespan = Lifespan(self._app, self._config, self._state)
+        self._lifespan = Lifespan(ASGIWrapper(app), self._config, self._state)
 
     async def start(self, nursery: trio.Nursery) -> None:
         """Run the app's start-up."""
@@ -49,14 +50,28 @@ class Handover:
     async def stop(self) -> None:
         await self._lifespan.wait_for_shutdown()
 
-    async def drain(self) -> None:
-        """Idle connections close, others after what is under way."""
-        await self._context.terminated.set()
+    async def take(self, sock: socket.socket, data: bytes, busy: Callable[[bool], object]) -> None:
+        """Serve a connection to its end; `data` is what was read from it so far.
 
-    async def take(self, sock: socket.socket, data: bytes) -> None:
-        """Serve a connection to its end; `data` is what was read from it so far."""
+        `busy` is told when requests are under way and when none are. Hypercorn's idle timer may start while a request
+        of HTTP/2 is under way, or not at all; so idle connections are ended by our sweep and drain, as all others, and
+        its timer and its own way of draining (`terminated`) are never used.
+        """
+        running = 0
+
+        async def counted(scope: Any, receive: Any, send: Any) -> None:
+            nonlocal running
+            running += 1
+            busy(True)
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                running -= 1
+                busy(running > 0)
+
         stream: Any = ReplayedStream(sock, data)
-        await TCPServer(self._app, self._config, self._context, ConnectionState(self._state.copy()), stream).run()
+        state = ConnectionState(self._state.copy())
+        await TCPServer(ASGIWrapper(counted), self._config, self._context, state, stream).run()
 
 
 class ReplayedStream:

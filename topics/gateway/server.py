@@ -50,7 +50,7 @@ class Server:
         self.gateway = gateway
         self.app = app
         self.patience = patience or Patience()
-        self.handover = Handover(app, self.patience.idle_s)
+        self.handover = Handover(app)
         self.connections: set[Connection] = set()
         self.address: tuple[str, int] | None = None
         self.now = 0.0  # coarse, for deadlines
@@ -82,7 +82,7 @@ class Server:
                     accepting.cancel_scope.cancel()
                 listener.close()
                 open_connections.cancel_scope.deadline = trio.current_time() + grace_s
-                await self._drain()
+                self._drain()
             await self.handover.stop()
             life.cancel_scope.cancel()
 
@@ -129,9 +129,8 @@ class Server:
                 self._publish(len(self.connections), busy)
             await trio.sleep(self.patience.sweep_s)
 
-    async def _drain(self) -> None:
+    def _drain(self) -> None:
         self.gateway.drain()
-        await self.handover.drain()
         soon = trio.current_time() + self.patience.linger_s
         for connection in self.connections:
             connection.drain(soon)

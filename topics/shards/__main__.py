@@ -14,7 +14,7 @@ import sys
 
 import trio
 
-from topics import limits
+from topics import limits, logs
 from topics.limits import Limits
 from topics.rpc.unix import serve_unix
 from topics.shards.files import RealFiles
@@ -31,7 +31,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dir", required=True, help="the shard's data directory; made if absent")
     parser.add_argument("--socket", required=True, help="path of the Unix socket to serve on (at most 107 bytes)")
     parser.add_argument("--lifeline", type=int, help="file descriptor; the shard stops when its other end closes")
-    parser.add_argument("--log-level", default="INFO", help="DEBUG, INFO, WARNING or ERROR (default INFO)")
     bounds = Limits()
     for name in Limits.__dataclass_fields__:
         flag = "--" + name.replace("_", "-")
@@ -70,7 +69,7 @@ async def serve(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
-    logging.basicConfig(level=args.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    logs.inherit("shard")
     sys.setswitchinterval(limits.SWITCH_INTERVAL_S)  # else the committer waits 5 ms for the interpreter
     # A shard holds millions of objects and makes next to no cycles: full collections would stop the loop for seconds
     # and find nothing. Young ones go on; what lives is frozen after recovery and after each checkpoint.

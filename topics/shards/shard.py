@@ -32,6 +32,10 @@ CHECKPOINT_CHECK_S = 0.25
 DRAIN_S = 10.0
 
 
+class RecoveryStopped(Exception):
+    """The shard was asked to stop before its log was replayed. Nothing was changed; the next start begins again."""
+
+
 class ShardPoisoned(Exception):
     """A write or sync of the log failed; the process must end and start again from disk."""
 
@@ -109,7 +113,11 @@ class Shard:
     async def run(self, stop: trio.Event) -> None:
         """Recover, serve until `stop`, then leave a checkpoint behind. Raises ShardPoisoned if the log failed."""
         began = time.perf_counter()
-        await self._recover()
+        try:
+            await self._recover(stop)
+        except RecoveryStopped:
+            log.info("stopped before the log was replayed")
+            return
         log.info("ready after %.0f ms", (time.perf_counter() - began) * 1000)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_space)
@@ -124,8 +132,10 @@ class Shard:
             nursery.cancel_scope.cancel()
         await self._finish()
 
-    async def _recover(self) -> None:
+    async def _recover(self, stop: trio.Event) -> None:
         def note(done: float) -> None:
+            if stop.is_set():
+                raise RecoveryStopped
             self._progress = done
 
         committer: Committer | None = None

@@ -13,6 +13,7 @@ from typing import Any
 
 from topics.core import diff, replies
 from topics.core.config import parse_config
+from topics.core.idempotency import digest_key
 from topics.core.match import TagMatch
 from topics.core.requests import Diff, decode_append, quoted
 from topics.core.tags import Pattern
@@ -360,7 +361,10 @@ class Driver:
     def _check_topic(self, topic: Topic, expected: ReferenceTopic) -> None:
         for field in ("head_seq", "earliest_seq", "evict_floor", "count", "bytes", "epoch"):
             expect(getattr(topic, field), getattr(expected, field), f"{topic.name}.{field}")
-        expect(topic.config.durability, expected.settings.durability)
+        expect(_settings(topic), expected.settings, f"{topic.name}.config")
+        for key in expected.keys:
+            found = topic.keys.find(digest_key(key), self.now(), topic.config.idempotency_window_ms) if topic.keys else None
+            expect(found, expected.find_key(key, self.now()), f"{topic.name}: key {key}")
         assert topic.evict_floor <= topic.earliest_seq <= topic.head_seq + 1
 
     def _check_page(self, name: str, query: Query, topic: ReferenceTopic) -> Page:
@@ -395,6 +399,14 @@ class Driver:
                 window.block = datafile.decode_frame(data, chunk.file.seed)
         pieces = diff.render(plan.windows, wanted, filter_nodes=True)
         return b"".join(replies.difference(name, plan, pieces))
+
+
+def _settings(topic: Topic) -> Settings:
+    config = topic.config
+    return Settings(
+        config.durability, config.ttl_ms, config.cap_records, config.cap_bytes, config.discard,
+        config.idempotency_window_ms,
+    )  # fmt: skip
 
 
 def _queries(topic: ReferenceTopic, rng: random.Random) -> Iterator[Query]:

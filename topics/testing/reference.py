@@ -149,6 +149,7 @@ class ReferenceTopic:
             self.live[self.head_seq] = Record(self.head_seq, ts, *draft)
         self.last_ts = max(self.last_ts, ts)
         if key is not None:
+            self.keys = {k: known for k, known in self.keys.items() if ts - known[2] <= self.settings.window_ms}
             self.keys[key] = (first, self.head_seq - first + 1, ts)
         self._enforce_caps()
 

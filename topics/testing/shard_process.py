@@ -33,7 +33,7 @@ class ShardProcess:
 
     def start(self, *wrapper: str, **options: Any) -> None:
         command = [*wrapper, sys.executable, "-m", "topics.shards", "--dir", str(self.directory)]
-        command += ["--socket", self.socket, "--log-level", "WARNING", *self._args]
+        command += ["--socket", self.socket, *self._args]
         self.process = subprocess.Popen(command, **options)
 
     @property

@@ -1,0 +1,105 @@
+"""The shard in this process, on a faulty disk: what it does when storage fails under it."""
+
+import errno
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+
+from topics import errors
+from topics.errors import TopicsError
+from topics.rpc.connection import Connection
+from topics.shards.shard import Shard, ShardPoisoned
+from topics.testing.faulty_files import FaultyFiles
+from topics.testing.rpc_pair import rpc_pair
+from topics.testing.trap_files import TrapFiles
+
+ONE = b'{"records":[{"data":1}]}'
+
+
+@asynccontextmanager
+async def serving(files: Any) -> AsyncIterator[tuple[Shard, Connection, list[BaseException]]]:
+    """A shard that serves a memory connection; what ended it is in the list."""
+    shard = Shard(files)
+    stop = trio.Event()
+    ended: list[BaseException] = []
+
+    async def run() -> None:
+        try:
+            await shard.run(stop)
+        except* ShardPoisoned as group:
+            ended.extend(group.exceptions)
+
+    async with trio.open_nursery() as nursery, rpc_pair(shard.handlers) as connection:
+        nursery.start_soon(run)
+        await shard.ready.wait()
+        yield shard, connection, ended
+        stop.set()
+
+
+async def refusal(connection: Connection, method: str, body: bytes) -> TopicsError:
+    with pytest.raises(TopicsError) as caught:
+        await connection.call(method, {"topic": "t"}, body)
+    return caught.value
+
+
+@pytest.mark.parametrize("what", ["write_at", "sync"])
+async def test_a_failed_log_refuses_everything_and_ends_the_shard(what: str) -> None:
+    disk = FaultyFiles()
+    files = TrapFiles(disk)
+    async with serving(files) as (_, connection, ended):
+        await connection.call("put", {"topic": "t"}, b'{"durable":true}')
+        await connection.call("append", {"topic": "t"}, ONE)
+        files.fail_next(what, "wal/", errno.EIO)
+        assert (await refusal(connection, "append", ONE)).code == errors.NOT_READY
+        assert (await refusal(connection, "append", ONE)).code == errors.NOT_READY
+        health = (await connection.call("health", {})).head
+        assert health["ready"] is False
+        assert "was told to fail" in health["poisoned"]
+        page = json.loads(bytes((await connection.call("diff", {"topic": "t"}, b"")).body) + b"}")
+        assert len(page["records"]) == 1, "reads go on until it ends"
+        with trio.fail_after(10):
+            while not ended:
+                await trio.sleep(0.01)
+    assert isinstance(ended[0], ShardPoisoned)
+    after = disk.crash(seed=1)
+    async with serving(after) as (_, connection, _):
+        page = json.loads(bytes((await connection.call("diff", {"topic": "t"}, b"")).body) + b"}")
+        assert [record["$seq"] for record in page["records"]][:1] == [1]
+
+
+async def test_a_failed_checkpoint_is_put_off(caplog: pytest.LogCaptureFixture) -> None:
+    files = TrapFiles(FaultyFiles())
+    async with serving(files) as (shard, connection, ended):
+        await connection.call("append", {"topic": "t"}, ONE)
+        files.fail_next("sync", "packs/", errno.ENOSPC)
+        await connection.call("checkpoint", {})
+        assert "checkpoint put off" in caplog.text
+        assert not files.list("packs")
+        await connection.call("append", {"topic": "t"}, ONE)
+        await connection.call("checkpoint", {})
+        assert files.list("packs")
+        assert shard.store is not None
+        assert not shard.store.engine.dirty
+        assert not ended
+
+
+async def test_calls_before_recovery_say_how_far_it_is() -> None:
+    shard = Shard(FaultyFiles())
+    async with rpc_pair(shard.handlers) as connection:
+        error = await refusal(connection, "append", ONE)
+        assert (error.code, error.detail["replay_progress"]) == (errors.NOT_READY, 0.0)
+        assert (await connection.call("health", {})).head["ready"] is False
+        assert (await connection.call("metrics", {})).head["ready"] is False
+
+
+async def test_a_shard_that_stops_takes_no_more_writes() -> None:
+    async with serving(FaultyFiles()) as (shard, connection, _):
+        await connection.call("append", {"topic": "t"}, ONE)
+        assert shard.service is not None
+        shard.service.draining = True
+        assert (await refusal(connection, "append", ONE)).code == errors.SHUTTING_DOWN
+        assert (await connection.call("diff", {"topic": "t"}, b"")).body
