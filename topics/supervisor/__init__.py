@@ -11,7 +11,7 @@ What a child can rely on:
 - Both kinds get a lifeline, a pipe whose other end only the supervisor holds: at end of file, end. Both are in a
   process group of their own, so Ctrl-C reaches only the supervisor, and are stopped by SIGTERM. Their environment has
   no TOPICS_* variable but the three that `topics.logs.inherit` reads.
-- A shard is `python -m topics.shards --dir DIR --socket RUN/shard-<i>.sock --lifeline FD --log-level LEVEL` and one
+- A shard is `python -m topics.shards --dir DIR --socket RUN/shard-<i>.sock --lifeline FD` and one
   flag per field of Limits. It answers `health` from the first moment: `ready`, `replay_progress`, `topics`.
 - A gateway is `python -m topics.gateway --boot-fd FD`; that file holds a `topics.settings.GatewayBoot` as JSON. It is
   ready when it accepts on `listen_fd` and answers `health` with `{"ready": true}` at `socket`. It starts together with

@@ -52,7 +52,7 @@ class Launcher:
 
     async def shard(self, index: int, directory: Path) -> trio.Process:
         command = [*self.programs.shard, "--dir", str(directory), "--socket", self.socket_of("shard", index)]
-        command += ["--lifeline", str(self.lifeline_fd), "--log-level", self.settings.log_level.upper()]
+        command += ["--lifeline", str(self.lifeline_fd)]
         for name, value in asdict(self.settings.limits).items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         return await self._start(command, f"shard-{index}", ())

@@ -1,0 +1,105 @@
+"""One table for every transport."""
+
+import re
+
+import pytest
+
+from tests.gateway.harness import FakeShards, request, serving
+from topics.errors import TopicsError
+from topics.gateway.app import QuartBody, create_app, quart_rule
+from topics.gateway.dispatch import Gateway
+from topics.gateway.messages import Request
+from topics.gateway.routing import Route, Routes
+from topics.gateway.table import ROUTES
+
+
+def match(method, path):
+    asked = Request(method, path.encode(), b"", {}, QuartBody(None))
+    return ROUTES.match(asked), asked.name
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "template", "name"),
+    [
+        ("GET", "/v0/topics", "/v0/topics", ""),
+        ("GET", "/v0/topics/a.b:c-d_e", "/v0/topics/:topic", "a.b:c-d_e"),
+        ("GET", "/v0/topics/%61", "/v0/topics/:topic", "a"),
+        ("GET", "/v0/topics/%2561", "/v0/topics/:topic", "%61"),
+        ("GET", "/v0/topics/a%2Fb", "/v0/topics/:topic", "a/b"),
+        ("POST", "/v0/topics/diff/diff", "/v0/topics/:topic/diff", "diff"),
+        ("POST", "/v0/t%6Fpics/a/d%69ff", "/v0/topics/:topic/diff", "a"),
+        ("HEAD", "/v0/health", "/v0/health", ""),
+        ("GET", "/healthz", "/healthz", ""),
+    ],
+)
+def test_found(method, path, template, name):
+    route, found = match(method, path)
+    assert (route.template, found) == (template, name)
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/", "", "*", "/v0", "/v0/", "/v0/topics/", "/v0/topics/a/", "/v0/topics//diff", "/v0/topics/a/b", "//v0/topics",
+     "/V0/topics", "/v1/topics", "/v0/topics/a/diff/x", "/v0/%2F", "/v0/routers", "/v0/watch", "/v0/topics/a/claim"],
+)  # fmt: skip
+def test_not_found(path):
+    with pytest.raises(TopicsError) as refused:
+        match("GET", path)
+    assert refused.value.code == "not_found"
+
+
+def test_methods():
+    with pytest.raises(TopicsError) as refused:
+        match("GET", "/v0/topics/a/diff")
+    assert (refused.value.code, refused.value.detail["allow"]) == ("method_not_allowed", ["POST"])
+
+
+def test_a_name_that_is_not_utf_8():
+    with pytest.raises(TopicsError) as refused:
+        match("GET", "/v0/topics/%ff")
+    assert refused.value.code == "invalid_request"
+
+
+def test_every_route_is_in_the_quart_app():
+    """A hot route without a twin there would be a 404 over HTTP/2."""
+    app = create_app(Gateway(FakeShards(), ROUTES))  # type: ignore[arg-type]
+    there = {(rule.rule, method) for rule in app.url_map.iter_rules() for method in rule.methods or ()}
+    assert {(quart_rule(route.template), route.method) for route in ROUTES.table} <= there
+    assert not any(method == "OPTIONS" for _, method in there)
+
+
+def test_hot_routes():
+    hot = {f"{route.method} {route.template}" for route in ROUTES.table if route.hot}
+    assert hot == {
+        "POST /v0/topics/:topic",
+        "POST /v0/topics/:topic/diff",
+        "GET /v0/health",
+        "GET /healthz",
+    }
+
+
+def timeless(data: bytes) -> bytes:
+    data = re.sub(rb"date: [^\r]+\r\n", b"", data)
+    head, _, body = re.sub(rb'("server_total_ms":)[\d.]+', rb"\1?", data).partition(b"\r\n\r\n")
+    lines = sorted(line for line in head.split(b"\r\n") if not line.startswith(b"content-length"))
+    return b"\n".join(lines) + b"\n\n" + re.sub(rb'("uptime_ms":)\d+', rb"\1?", body)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        request("POST", "/v0/topics/a", b"{}", "Connection: close\r\n"),
+        request("POST", "/v0/topics/a?return_seqs=maybe", b"{}", "Connection: close\r\n"),
+        request("POST", "/v0/topics/-a", b"{}", "Connection: close\r\n"),
+        request("POST", "/v0/topics/%ff/diff", b"{}", "Connection: close\r\n"),
+        request("POST", "/v0/topics/a/diff", b"{}", "Connection: close\r\nContent-Encoding: br\r\n"),
+        request("POST", "/v0/topics/a/diff", b"{}", "Connection: close\r\nContent-Encoding: gzip\r\n"),
+        request("GET", "/v0/health", headers="Connection: close\r\n"),
+    ],
+)
+async def test_a_hot_route_and_its_twin_answer_alike(data, monkeypatch):
+    async with serving() as bench:
+        hot = await bench.exchange(data)
+        cold = Routes([Route(r.method, r.template, r.handle, r.scope) for r in ROUTES.table])
+        bench.server.gateway.routes = cold
+        assert timeless(await bench.exchange(data)) == timeless(hot)
