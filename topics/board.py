@@ -18,7 +18,8 @@ little-endian u64, 8-byte aligned, so that one is read and written whole; a set 
 A slot has one writer, so no cell is ever lost to a race. Caps over the whole instance are exact because a creation
 runs in `with board.locked()`: sum, compare, bump the own slot. That is a flock, which the kernel frees when its
 holder dies; nothing in the section may wait for anything. When a child dies the supervisor clears what its
-connections held, not its topics or bytes: those are on disk and come back with it.
+connections held, not its topics or bytes: those are on disk and come back with it. A shard's numbers count from the
+moment it says so (`counted`); until all have, sums over shards are too low to admit anything by.
 """
 
 import fcntl
@@ -41,6 +42,8 @@ PROGRESS_WHOLE = 1_000_000  # replay_progress is kept in millionths
 WATCH_FIELDS = ("state", "pid", "restarts", "since_ms", "replay_progress", "topics")
 FSYNC_BUCKETS = 32
 SHARD_FIELDS = (
+    "counted",  # 1 once the shard has told its topics and bytes since the server started
+    "replay_progress",
     "topics",
     "routers",
     "sessions",
@@ -198,6 +201,13 @@ class Board:
             for fields, slots in ((SHARD_FIELDS, self._shards), (GATEWAY_FIELDS, self._gateways))
             if field in fields
             for slot in slots
+        )
+
+    def all_counted(self) -> bool:
+        """Whether every shard that is served has told what it holds, in this life or an earlier one."""
+        return all(
+            slot.get("counted") or watch.get("state") == ChildState.ABSENT
+            for slot, watch in zip(self._shards, self._watches, strict=False)
         )
 
     def key_total(self, key: int, field: str) -> int:

@@ -78,7 +78,8 @@ HTTP_LINGER_BYTES = 16 * MIB  # read and dropped after a refusal, so that the cl
 GZIP_MIN_BYTES = 1 * KIB  # smaller answers are not worth compressing
 GZIP_THREAD_BYTES = 32 * KIB  # above this, compression and inflation happen in a thread
 CALL_DEADLINE_MS = 30_000  # a shard that does not answer this long counts as down
-PROBE_DEADLINE_MS = 250  # for readiness and metrics
+READY_DEADLINE_MS = 1_000  # a shard that says nothing this long counts as down in a readiness probe
+METRICS_DEADLINE_MS = 250
 METRICS_TOPICS_MAX = 1000  # rows of the per-topic block
 
 # --- the shard's loop ---------------------------------------------------------------------------------------------

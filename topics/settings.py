@@ -16,9 +16,12 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from topics.keys import KeyDigest
 from topics.limits import KIB, MIB, Limits
 
 PREFIX = "TOPICS_"
+HANDOVER = PREFIX + "KEYS_FD"  # the supervisor's message to itself, no setting
+CREDENTIAL = "topics-api-keys"
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -65,25 +68,29 @@ class Settings(msgspec.Struct, frozen=True):
         return self.stop_ms * 2 // 3
 
 
-class Loaded(NamedTuple):
-    settings: Settings
-    api_keys: str | None  # the text of TOPICS_API_KEYS, secret
-    api_keys_file: str | None
-    unknown: list[str]  # TOPICS_* variables that nothing reads
+class KeySources(NamedTuple):
+    """Where API keys are to be read. Any that is given must hold keys, or the server does not start."""
 
-    @property
-    def has_keys(self) -> bool:
-        return bool(self.api_keys or self.api_keys_file)
+    text: str | None = None  # of TOPICS_API_KEYS, secret
+    file: str | None = None
+    credential: str | None = None  # a file that systemd provides
+    handover: str | None = None  # a descriptor with the digests of keys that were read before, see keyload.py
 
     def __repr__(self) -> str:
-        return f"Loaded({self.settings!r})"
+        return f"KeySources({', '.join(name for name in self._fields if getattr(self, name) is not None)})"
+
+
+class Loaded(NamedTuple):
+    settings: Settings
+    keys: KeySources
+    unknown: list[str]  # TOPICS_* variables that nothing reads
 
 
 class GatewayBoot(msgspec.Struct, frozen=True):
     """What the supervisor hands a gateway, as JSON in the file `--boot-fd` names."""
 
     settings: Settings
-    key_digests: list[str]
+    key_digests: list[KeyDigest]  # none: everybody is served
     listen_fd: int
     lifeline_fd: int  # at end of file the supervisor is gone: end
     index: int
@@ -155,52 +162,27 @@ def _cap(field: str, help: str) -> Option:
     return Option(f"max_{field}", "int", help + "; 0 is off", getattr(Caps(), field), "Caps", f"caps.{field}")
 
 
+def _processes(name: str, help: str, shown: str) -> Option:
+    return Option(name, "int", help, None, "Processes", low=1, high=64, shown=shown)
+
+
+_RUN_DIR = "Short directory in which the server makes its private one, for sockets."
+_STOP_MS = "Longest time for a clean stop; then children are killed."
+_LOG_FORMAT = "Log lines for a person or JSON; auto is text on a terminal."
+
 OPTIONS: tuple[Option, ...] = (
     Option("host", "text", "Address to listen on.", "127.0.0.1", "Network"),
     Option("port", "int", "Port to listen on; 0 picks a free one.", 4000, "Network", high=65_535),
     Option("port_file", "path", "File that receives host:port when the server is ready.", None, "Network"),
     Option("data_dir", "path", "Where everything is kept; made if absent.", "./topics-data", "Storage"),
-    Option(
-        "run_dir",
-        "path",
-        "Short directory in which the server makes its private one, for sockets.",
-        None,
-        "Storage",
-        shown="$XDG_RUNTIME_DIR, else /tmp",
-    ),
-    Option(
-        "shards", "int", "Shard processes, one WAL each.", None, "Processes", low=1, high=64, shown="cores, at most 8"
-    ),
-    Option(
-        "gateways",
-        "int",
-        "Gateway processes, which speak HTTP.",
-        None,
-        "Processes",
-        low=1,
-        high=64,
-        shown="half the cores, at least 1",
-    ),
-    Option(
-        "stop_ms",
-        "int",
-        "Longest time for a clean stop; then children are killed.",
-        30_000,
-        "Processes",
-        low=100,
-        high=3_600_000,
-    ),
-    Option(
-        "log_format",
-        "word",
-        "Log lines for a person or JSON; auto is text on a terminal.",
-        "auto",
-        "Logs",
-        words=LOG_FORMATS,
-    ),
+    Option("run_dir", "path", _RUN_DIR, None, "Storage", shown="$XDG_RUNTIME_DIR, else /tmp"),
+    _processes("shards", "Shard processes, one WAL each.", "cores, at most 8"),
+    _processes("gateways", "Gateway processes, which speak HTTP.", "half the cores, at least 1"),
+    Option("stop_ms", "int", _STOP_MS, 30_000, "Processes", low=100, high=3_600_000),
+    Option("log_format", "word", _LOG_FORMAT, "auto", "Logs", words=LOG_FORMATS),
     Option("log_level", "word", "The least severe level that is logged.", "info", "Logs", words=LOG_LEVELS),
     Option("api_keys", "secret", "Comma-separated API keys. Has no flag: command lines are public.", None, "Access"),
-    Option("api_keys_file", "path", "File that holds the API keys.", None, "Access"),
+    Option("api_keys_file", "path", "File with an API key a line, not readable by everybody.", None, "Access"),
     Option("probe_auth", "bool", "Health and readiness need a key, too.", False, "Access"),
     Option("allow_insecure_no_auth", "bool", "Listen beyond loopback although no keys are set.", False, "Access"),
     _limit("max_batch_records", "batch_records", 1_000_000, "Records in one append."),
@@ -229,7 +211,8 @@ def load(env: Mapping[str, str], flags: Mapping[str, str | bool | None], *, tty:
     values["gateways"] = values["gateways"] or max(1, cores // 2)
     if values["log_format"] == "auto":
         values["log_format"] = "text" if tty else "json"
-    loaded = Loaded(_build(values), values["api_keys"], values["api_keys_file"], _unknown(env))
+    keys = KeySources(values["api_keys"], values["api_keys_file"], _credential(env), env.get(HANDOVER))
+    loaded = Loaded(_build(values), keys, _unknown(env))
     _check(loaded)
     return loaded
 
@@ -281,8 +264,13 @@ def _build(values: Mapping[str, Any]) -> Settings:
     return Settings(**known, limits=limits, caps=caps)
 
 
+def _credential(env: Mapping[str, str]) -> str | None:
+    path = os.path.join(env.get("CREDENTIALS_DIRECTORY", ""), CREDENTIAL)
+    return path if os.path.isabs(path) and os.path.exists(path) else None
+
+
 def _unknown(env: Mapping[str, str]) -> list[str]:
-    known = {option.env for option in OPTIONS}
+    known = {HANDOVER, *(option.env for option in OPTIONS)}
     return sorted(name for name in env if name.startswith(PREFIX) and name not in known)
 
 
@@ -292,7 +280,7 @@ def _check(loaded: Loaded) -> None:
         raise SettingsError(
             "TOPICS_MAX_RECORD_BYTES (--max-record-bytes) must not exceed TOPICS_MAX_BODY_BYTES (--max-body-bytes)"
         )
-    if not (is_loopback(settings.host) or loaded.has_keys or settings.allow_insecure_no_auth):
+    if not (is_loopback(settings.host) or any(loaded.keys) or settings.allow_insecure_no_auth):
         raise SettingsError(
             f"TOPICS_HOST (--host) is {settings.host}, which others can reach, and no API keys are set: set "
             "TOPICS_API_KEYS or TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve everybody"

@@ -11,8 +11,8 @@ from topics.core.events import Appended, CreatedAndAppended, Event
 from topics.core.requests import quoted
 
 # No deadline: the first example of a run pays for imports, and machines differ.
-some = settings(max_examples=60, deadline=None)
-many = settings(max_examples=200, deadline=None)
+some = settings(max_examples=30, deadline=None)
+many = settings(max_examples=100, deadline=None)
 
 # Text with everything that JSON escapes, that UTF-8 makes long, and that sorts oddly.
 texts = st.text(

@@ -31,7 +31,8 @@ class FakeShards:
     async def call(self, name: str, method: str, head: Any, body: bytes = b"", deadline_ms: int = 0) -> Reply:
         self.calls.append((name, method, dict(head), body))
         if self.behave is not None:
-            return await self.behave(name, method, head, body)
+            reply: Reply = await self.behave(name, method, head, body)
+            return reply
         await trio.lowlevel.checkpoint()
         return Reply({"created": False, "perf": {}}, b'{"size":%d' % len(body))
 

@@ -5,7 +5,8 @@ import logging
 import pytest
 import trio
 
-from tests.gateway.harness import Patience, chunked, request, serving, until
+from tests.gateway.harness import chunked, request, serving, until
+from topics.gateway.server import Patience
 
 START = {"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/plain")]}
 

@@ -15,10 +15,11 @@ from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 
-from tests.gateway.harness import Client, Patience, request, serving, until
+from tests.gateway.harness import Client, request, serving, until
 from topics.gateway.app import create_app
 from topics.gateway.dispatch import Gateway
 from topics.gateway.handover import ReplayedStream, hypercorn_config
+from topics.gateway.server import Patience
 from topics.gateway.table import ROUTES
 
 
@@ -77,7 +78,8 @@ class H2Client:
 
     def handle(self, event: h2.events.Event) -> None:
         if isinstance(event, h2.events.ResponseReceived):
-            self.answers[event.stream_id] = (dict(event.headers), b"")
+            headers = {str(name): str(value) for name, value in event.headers}
+            self.answers[event.stream_id] = (headers, b"")
         elif isinstance(event, h2.events.DataReceived):
             headers, body = self.answers[event.stream_id]
             self.answers[event.stream_id] = (headers, body + event.data)
@@ -167,8 +169,10 @@ def echo_app() -> quart.Quart:
 def handshake(path: str) -> bytes:
     key = base64.b64encode(b"0123456789abcdef").decode()
     return request(
-        "GET", path, headers=f"Connection: Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n"
-        f"Sec-WebSocket-Key: {key}\r\n"
+        "GET",
+        path,
+        headers=f"Connection: Upgrade\r\nUpgrade: WebSocket\r\nSec-WebSocket-Version: 13\r\n"
+        f"Sec-WebSocket-Key: {key}\r\n",
     )
 
 
@@ -261,3 +265,24 @@ async def test_a_request_of_http_2_under_way_finishes_in_a_drain():
         await client.rest()
         with trio.fail_after(5):
             await bench.done.wait()
+
+
+async def test_an_answer_over_http_2_before_the_body_is_complete():
+    """The refusal comes at once, the rest of the body does no harm, and the connection goes on."""
+    async with serving(body_bytes=100) as bench, bench.client() as client:
+        http = H2Client(client)
+        http.h2.initiate_connection()
+        headers = [(":method", "POST"), (":path", "/v0/topics/a"), (":scheme", "http"), (":authority", "test")]
+        http.h2.send_headers(1, [*headers, ("content-length", "300"), ("content-type", "application/json")])
+        http.h2.send_data(1, b"x" * 100)
+        await http.flush()
+        while 1 not in http.answers:
+            assert await client.more()
+            data, client.buffer = client.buffer, b""
+            for event in http.h2.receive_data(data):
+                http.handle(event)
+        assert http.answers[1][0][":status"] == "413"
+        http.h2.send_data(1, b"x" * 200, end_stream=True)
+        await http.flush()
+        assert b"payload_too_large" in (await http.answer(1))[1]
+        assert (await http.request("GET", "/v0/health"))[0][":status"] == "200"

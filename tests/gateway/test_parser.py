@@ -1,6 +1,7 @@
 """The parser alone: any cut of the same bytes gives the same requests; what is not HTTP/1.1 is refused."""
 
 import random
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -37,14 +38,16 @@ def outcome(*pieces: bytes):
 
 def cut(data: bytes, at: list[int]) -> list[bytes]:
     marks = [0, *sorted({place % (len(data) + 1) for place in at}), len(data)]
-    return [data[start:end] for start, end in zip(marks, marks[1:], strict=False)]
+    return [data[start:end] for start, end in pairwise(marks)]
 
 
 BODIES = st.binary(max_size=40)
 WHOLE = st.one_of(
     st.builds(lambda body: request("POST", "/v0/topics/a", body), BODIES),
     st.builds(lambda body: chunked("POST", "/v0/topics/a/diff", *body), st.lists(BODIES.filter(bool), max_size=4)),
-    st.sampled_from([request("GET", "/x?y=%20"), request("HEAD", "/"), b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"]),
+    st.sampled_from(
+        [request("GET", "/x?y=%20"), request("HEAD", "/"), b"GET / HTTP/1.0\r\nConnection: keep-alive\r\n\r\n"]
+    ),
     st.sampled_from([b"GET / HTTP/1.1\r\n" + HOST + b"Upgrade: nothing\r\nConnection: upgrade\r\n\r\n"]),
 )
 ODD = st.sampled_from(

@@ -78,7 +78,11 @@ def pack_and_seal(driver: Driver) -> None:
 
 def delete_and_drop(driver: Driver) -> None:
     """Flips, whole segments and packs that go, topics that go and come back, changed settings."""
-    for name, config in (("f", {"durability": "fsync"}), ("cap", {"durability": "fsync", "cap_records": 10}), ("d", {})):
+    for name, config in (
+        ("f", {"durability": "fsync"}),
+        ("cap", {"durability": "fsync", "cap_records": 10}),
+        ("d", {}),
+    ):
         driver.append(name, records(10, "t"), config=config)
     driver.append("small", records(3, "t:1"))
     driver.commit()
@@ -191,7 +195,7 @@ def twice(driver: Driver, seed: int) -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_crash_within_the_recovery_at_every_call(script: Script) -> None:
     total = count_calls(script)
-    for call in range(0, total, 1 if DEPTH > 1 else 5):
+    for call in range(0, total, 1 if DEPTH > 1 else 9):
         driver = run_until_crash(script, call, seed=call)
         for seed, power_loss in ((call, False), (call, True)):
             found = driver.disk.crash(seed, power_loss=power_loss)
@@ -223,7 +227,7 @@ def recovery_calls(driver: Driver, found: FaultyFiles) -> range:
 @pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_fail_at_every_call(script: Script, error: int) -> None:
-    for call in range(count_calls(script)):
+    for call in range(0, count_calls(script), 1 if DEPTH > 1 or error == errno.EIO else 3):
         driver = new_driver(call)
         driver.disk.fail_at(call, error)
         try:

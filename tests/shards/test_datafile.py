@@ -18,8 +18,8 @@ from topics.shards.files import File
 from topics.testing.faulty_files import FaultyFiles
 
 SEED = 0x5EED
-some = settings(max_examples=50, deadline=None)
-many = settings(max_examples=150, deadline=None)
+some = settings(max_examples=25, deadline=None)
+many = settings(max_examples=80, deadline=None)
 
 
 def text(seq: int, ts: int, size: int = 20) -> bytes:

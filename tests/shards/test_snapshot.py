@@ -17,7 +17,7 @@ from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
 
 HEADER = 64
 RECORD = 16
-many = settings(max_examples=150, deadline=None)
+many = settings(max_examples=80, deadline=None)
 
 
 def get(files: FaultyFiles, path: str) -> bytes:

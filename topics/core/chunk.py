@@ -30,8 +30,8 @@ class Chunk:
     """One block's worth of a topic's log."""
 
     __slots__ = (
-        "base_ts", "block", "dead", "file", "first_seq", "flags_dirty", "gone", "length", "live", "live_bytes", "offset",
-        "open", "sizes", "tagged", "ts",
+        "base_ts", "block", "dead", "file", "first_seq", "flags_dirty", "gone", "length", "live", "live_bytes",
+        "offset", "open", "sizes", "tagged", "ts",
     )  # fmt: skip
 
     def __init__(self, first_seq: int, base_ts: int, ts: "array[int]", sizes: "array[int]") -> None:

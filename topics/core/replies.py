@@ -76,7 +76,11 @@ def topic_summary(topic: Topic, now_ms: int) -> bytes:
 def appended(
     name: str, first_seq: int, count: int, head_seq: int, *, created: bool, deduped: bool, return_seqs: bool
 ) -> bytes:
-    seqs = b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, first_seq + count)]) if return_seqs else b""
+    seqs = (
+        b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, first_seq + count)])
+        if return_seqs
+        else b""
+    )
     return b'{"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b' % (
         quoted(name),
         first_seq,
@@ -122,9 +126,13 @@ def difference(name: str, plan: Plan, pieces: list[Buffer]) -> list[Buffer]:
 
 
 def tombstone(gap: Tombstone, plan: Plan) -> bytes:
-    return (
-        b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}'
-        % (gap.gap_from, gap.gap_to, gap.reason.encode(), gap.missed, plan.earliest_seq, plan.head_seq)
+    return b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}' % (
+        gap.gap_from,
+        gap.gap_to,
+        gap.reason.encode(),
+        gap.missed,
+        plan.earliest_seq,
+        plan.head_seq,
     )
 
 

@@ -113,6 +113,13 @@ def find_key(topic: Topic, request: Append, now_ms: int) -> Remembered | None:
     return topic.keys.find(digest_key(request.key), now_ms, topic.config.idempotency_window_ms)
 
 
+def forget_keys(state: ShardState, now_ms: int) -> None:
+    """Drop the keys whose window has passed from every topic; the others stay."""
+    for topic in state.by_id.values():
+        if topic.keys is not None:
+            state.keys -= topic.keys.forget_before(now_ms - topic.config.idempotency_window_ms)
+
+
 def decide_append(
     state: ShardState, topic: Topic, request: Append, now_ms: int, blocks: list[Block] | None = None
 ) -> Appended:
@@ -266,4 +273,3 @@ def _apply_lost(state: ShardState, topic: Topic, event: RangeLost) -> Topic:
         topic.epoch = event.epoch
         state.next_epoch = max(state.next_epoch, event.epoch + 1)
     return topic
-

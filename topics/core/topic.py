@@ -210,7 +210,9 @@ class Topic:
             while self.bytes > cap_bytes:
                 chunk = self.chunks[0]
                 excess = self.bytes - cap_bytes
-                self._evict(chunk, len(chunk) if chunk.live_bytes <= excess else _index_of_bytes(chunk, excess) + 1, CAP)
+                self._evict(
+                    chunk, len(chunk) if chunk.live_bytes <= excess else _index_of_bytes(chunk, excess) + 1, CAP
+                )
 
     def _evict(self, chunk: Chunk, high: int, reason: str) -> None:
         """Lose the live records below index `high` of the front chunk, and the chunk itself when nothing is left."""

@@ -4,6 +4,7 @@ A view does nothing of its own: it hands the request to `Gateway.answer`. So do 
 allowed", since paths are decoded and matched in one place only (routing.py).
 """
 
+import logging
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from topics.gateway.dispatch import Gateway, finish
 from topics.gateway.messages import Refusal, Request, Response
 from topics.gateway.statuses import error_response
 
+access_log = logging.getLogger("topics.access")
 T = TypeVar("T")
 BODY_TIMEOUT_S = 60.0
 
@@ -30,7 +32,11 @@ def create_app(gateway: Gateway) -> QuartTrio:
     app.config["RESPONSE_TIMEOUT"] = None
 
     async def view(**_: str) -> quart.Response:
-        return to_quart(await gateway.answer(from_quart(quart.request)))
+        request = from_quart(quart.request)
+        response = await gateway.answer(request)
+        if quart.request.http_version == "2":  # the bridge logs the others
+            access_log.debug("%s %s %d h2", request.method, request.path.decode("latin-1"), response.status)
+        return to_quart(response)
 
     async def stray(error: Exception) -> quart.Response:
         if quart.has_request_context():

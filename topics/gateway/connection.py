@@ -10,7 +10,7 @@ it now and then and shuts the socket down, so that the wait ends as if the clien
 
 import logging
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
 from math import inf
 from time import perf_counter_ns
@@ -23,8 +23,8 @@ from topics import limits
 from topics.errors import TopicsError
 from topics.gateway import render
 from topics.gateway.asgi import run_app
-from topics.gateway.bodies import too_large
 from topics.gateway.dispatch import finish
+from topics.gateway.hot_body import HotBody
 from topics.gateway.messages import ClientGone, Refusal, Request, Response
 from topics.gateway.parser import H2_PREFACE, Incoming, RequestParser, split_target
 from topics.gateway.routing import Route, decode_name
@@ -66,6 +66,8 @@ class Connection:
 
     def cut(self) -> None:
         """The client took too long: end the wait. A wait for bytes sees an end, a wait to send an error."""
+        self.timed_out = True
+        self.deadline = inf
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR if self._sending else socket.SHUT_RD)
 
@@ -74,7 +76,7 @@ class Connection:
         if self.idle:
             with suppress(OSError):
                 self.sock.shutdown(socket.SHUT_RD)
-        elif self.parser.in_head:
+        elif not self.parser.queue and not self.handed_over:  # a request has begun to arrive
             self.deadline = min(self.deadline, soon)
 
     # --- reading ----------------------------------------------------------------------------------------------------
@@ -123,27 +125,32 @@ class Connection:
 
     async def send(self, buffers: list[bytes]) -> None:
         """Without a checkpoint while the client keeps up."""
-        size = sum(map(len, buffers))
-        if len(buffers) == 1 or size <= limits.HTTP_JOIN_BYTES:
+        if len(buffers) == 1 or sum(map(len, buffers)) <= limits.HTTP_JOIN_BYTES:
             await self._send(b"".join(buffers))
             return
+        sent = self._try(self.sock.sendmsg, buffers)
         for buffer in buffers:
-            await self._send(buffer)
+            if sent < len(buffer):
+                await self._send(memoryview(buffer)[sent:])
+            sent = max(0, sent - len(buffer))
 
-    async def _send(self, data: bytes) -> None:
-        view: memoryview | bytes = data
+    def _try(self, send: Callable[[T], int], data: T) -> int:
+        """The bytes the kernel took."""
+        try:
+            return send(data)
+        except BlockingIOError:
+            return 0
+        except OSError:
+            raise ClientGone from None
+
+    async def _send(self, data: bytes | memoryview) -> None:
         while True:
-            try:
-                sent = self.sock.send(view)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                raise ClientGone from None
-            if sent == len(view):
+            sent = self._try(self.sock.send, data)
+            if sent == len(data):
                 self.deadline = inf
                 self._sending = False
                 return
-            view = memoryview(view)[sent:]
+            data = memoryview(data)[sent:]
             self.deadline = self.server.now + self.server.patience.send_s
             self._sending = True
             await wait_writable(self.sock)
@@ -305,45 +312,3 @@ class Connection:
             took_ms = (perf_counter_ns() - incoming.started_ns) / 1e6
             host = self.client[0] if self.client else "-"
             access_log.debug("%s %s %s %d %d %.3f", host, incoming.method or "-", path, status, size, took_ms)
-
-
-class HotBody:
-    """The body of a request that is answered in the connection's own task."""
-
-    __slots__ = ("_connection", "_incoming")
-
-    def __init__(self, connection: Connection, incoming: Incoming) -> None:
-        self._connection = connection
-        self._incoming = incoming
-
-    async def read(self, limit: int) -> bytes:
-        incoming = self._incoming
-        while not incoming.complete:
-            if incoming.received > limit:
-                raise too_large(limit)
-            await self._connection.read_more(incoming)
-        if incoming.received > limit:
-            raise too_large(limit)
-        return incoming.take()
-
-    async def while_connected(self, work: Callable[[], Awaitable[T]]) -> T:
-        result: T | None = None
-        error: TopicsError | None = None
-        async with trio.open_nursery() as nursery:
-
-            async def watch() -> None:
-                await self._connection.watch()
-                nursery.cancel_scope.cancel()
-
-            nursery.start_soon(watch)
-            try:
-                result = await work()
-            except TopicsError as refused:
-                error = refused
-            nursery.cancel_scope.cancel()
-        if error is not None:
-            raise error
-        if self._connection.gone and result is None:
-            raise ClientGone
-        assert result is not None
-        return result

@@ -19,6 +19,8 @@ from hypercorn.typing import ConnectionState, LifespanState
 
 from topics import limits
 
+BODY_WAIT_S = 5.0  # for the rest of a body whose request is already answered
+
 
 def hypercorn_config() -> Config:
     config = Config()
@@ -63,6 +65,8 @@ class Handover:
             nonlocal running
             running += 1
             busy(True)
+            if scope["type"] == "http" and scope["http_version"] == "2":
+                receive, send = end_after_the_body(receive, send)
             try:
                 await self._app(scope, receive, send)
             finally:
@@ -72,6 +76,29 @@ class Handover:
         stream: Any = ReplayedStream(sock, data)
         state = ConnectionState(self._state.copy())
         await TCPServer(ASGIWrapper(counted), self._config, self._context, state, stream).run()
+
+
+def end_after_the_body(receive: Any, send: Any) -> tuple[Any, Any]:
+    """Hold the end of an answer back until the request's body is through, or has been waited for long enough.
+
+    Hypercorn forgets a stream of HTTP/2 when its answer ends, and breaks the whole connection when more of that
+    request's body arrives after all. The app goes on receiving meanwhile, so the body does come through.
+    """
+    received = trio.Event()
+
+    async def receive_and_note() -> Any:
+        message = await receive()
+        if message["type"] != "http.request" or not message.get("more_body"):
+            received.set()
+        return message
+
+    async def send_in_time(message: Any) -> None:
+        if message["type"] == "http.response.body" and not message.get("more_body") and not received.is_set():
+            with trio.move_on_after(BODY_WAIT_S):
+                await received.wait()
+        await send(message)
+
+    return receive_and_note, send_in_time
 
 
 class ReplayedStream:

@@ -59,7 +59,7 @@ class Family:
 async def metrics(gateway: Gateway, request: Request) -> Response:
     prefixes = authenticate(request.headers).prefixes
     head = {"topics": limits.METRICS_TOPICS_MAX, "prefixes": prefixes}
-    answers = await gateway.shards.call_all("metrics", head, limits.PROBE_DEADLINE_MS)
+    answers = await gateway.shards.call_all("metrics", head, limits.METRICS_DEADLINE_MS)
     shards = {shard: answer.head if isinstance(answer, Reply) else None for shard, answer in answers.items()}
     families = list(_families(gateway, shards))
     if b"application/json" in request.headers.get(b"accept", b"").lower():

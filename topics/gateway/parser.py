@@ -148,8 +148,11 @@ def _check_head(request: Incoming, version: str) -> Refusal | None:
             if value.lower() != b"100-continue":
                 return Refusal(417, "of Expect only 100-continue is supported")
             request.expects = version == "1.1"
-        elif name == b"transfer-encoding" and version != "1.1":
-            return Refusal(400, f"HTTP/{version} has no Transfer-Encoding")
+        elif name == b"transfer-encoding":
+            if version != "1.1":
+                return Refusal(400, f"HTTP/{version} has no Transfer-Encoding")
+            if value.lower() != b"chunked":
+                return Refusal(501, "of Transfer-Encoding only chunked is supported")
     if version not in ("1.1", "1.0"):
         return Refusal(505, "this port speaks HTTP/1.1, HTTP/1.0 and HTTP/2")
     if len(request.target) > limits.HTTP_URL_BYTES:

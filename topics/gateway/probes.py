@@ -23,7 +23,7 @@ async def ready(gateway: Gateway, request: Request) -> Response:
     """503 until every shard has been ready once; from then on a lost shard only degrades."""
     if gateway.draining or gateway.instance_draining():
         raise shutting_down()
-    answers = await gateway.shards.call_all("health", {}, limits.PROBE_DEADLINE_MS)
+    answers = await gateway.shards.call_all("health", {}, limits.READY_DEADLINE_MS)
     heads = {shard: answer.head for shard, answer in answers.items() if isinstance(answer, Reply)}
     down = [shard for shard in answers if shard not in heads or not heads[shard]["ready"]]
     if not gateway.was_ready(now_ready=not down):

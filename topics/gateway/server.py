@@ -122,8 +122,7 @@ class Server:
             busy = 0
             for connection in self.connections:
                 busy += not connection.idle
-                if connection.deadline < self.now and not connection.timed_out:
-                    connection.timed_out = True
+                if connection.deadline < self.now:
                     connection.cut()
             if self._publish is not None:
                 self._publish(len(self.connections), busy)

@@ -40,7 +40,7 @@ async def remove(gateway: Gateway, request: Request) -> Response:
 async def append(gateway: Gateway, request: Request) -> Response:
     name = check_topic_name(request.name)
     head: dict[str, Any] = {"topic": name}
-    if request.query and not request.flag("return_seqs", True):
+    if request.query and (request.query == b"return_seqs=false" or not request.flag("return_seqs", True)):
         head["return_seqs"] = False
     if b"idempotency-key" in request.headers:
         head["key"] = _header_key(request.headers[b"idempotency-key"])

@@ -15,8 +15,10 @@ import sys
 import trio
 
 from topics import limits, logs
+from topics.board import Board
 from topics.limits import Limits
 from topics.rpc.unix import serve_unix
+from topics.shards.boardslot import BoardSlot
 from topics.shards.files import RealFiles
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.shards.snapshot import BadSnapshot
@@ -31,6 +33,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--dir", required=True, help="the shard's data directory; made if absent")
     parser.add_argument("--socket", required=True, help="path of the Unix socket to serve on (at most 107 bytes)")
     parser.add_argument("--lifeline", type=int, help="file descriptor; the shard stops when its other end closes")
+    parser.add_argument("--board", help="the instance's board; without it the shard has no caps and reports to nobody")
+    parser.add_argument("--index", type=int, default=0, help="this shard's number on the board")
+    parser.add_argument("--max-topics", type=int, default=0, help="cap over all shards of the board; 0 is off")
+    parser.add_argument("--max-total-bytes", type=int, default=0, help="cap over all shards of the board; 0 is off")
     bounds = Limits()
     for name in Limits.__dataclass_fields__:
         flag = "--" + name.replace("_", "-")
@@ -54,9 +60,16 @@ async def _stop_when_orphaned(lifeline: int, stop: trio.Event) -> None:
             return
 
 
+def _board_slot(args: argparse.Namespace) -> BoardSlot | None:
+    if args.board is None:
+        return None
+    board = Board.open(args.board)
+    return BoardSlot(board, args.index, max_topics=args.max_topics, max_bytes=args.max_total_bytes)
+
+
 async def serve(args: argparse.Namespace) -> None:
     bounds = Limits(**{name: getattr(args, name) for name in Limits.__dataclass_fields__})
-    shard = Shard(RealFiles(args.dir), bounds)
+    shard = Shard(RealFiles(args.dir), bounds, slot=_board_slot(args))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal, stop)

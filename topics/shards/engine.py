@@ -11,7 +11,7 @@ register and the ceiling make the loss visible at recovery.
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from topics import errors, limits
 from topics.clock import Clock
@@ -39,39 +39,12 @@ from topics.core.state import ShardState
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.ids import slot_of
+from topics.shards.answers import Appending, Counters, Done, Fail, Pending
 from topics.shards.files import Register
+from topics.shards.quota import Holdings, Quota, disk_full, queue_full
 from topics.shards.wal import Frame
 
-Done = Callable[[Any], None]
-
-
-class Appending(NamedTuple):
-    """The outcome of an append."""
-
-    name: str
-    first_seq: int
-    records: int
-    head_seq: int
-    created: bool
-    deduped: bool
-
-
-class _Pending(NamedTuple):
-    lsn: int
-    topic: Topic
-    event: Event | None  # None: nothing to apply, only its turn to wait for
-    done: Done
-    fail: Callable[[TopicsError], None]
-
-
-class Counters:
-    """What the log has done since the process started."""
-
-    def __init__(self) -> None:
-        self.frames = 0
-        self.appends = 0
-        self.queue_depth_peak = 0
-        self.submit_full = 0
+KEY_SWEEP_MS = 1000
 
 
 class Engine:
@@ -90,6 +63,8 @@ class Engine:
         self.clock = clock
         self.register = register
         self.counters = Counters()
+        self.held = Holdings(state)
+        self.quota = Quota()
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
         self.poisoned: str | None = None
@@ -99,10 +74,11 @@ class Engine:
         self.space_bytes: int | None = None  # free for new data, None while unknown
         self._next_lsn = next_lsn
         self._queue: deque[Frame] = deque()
-        self._pending: deque[_Pending] = deque()
+        self._pending: deque[Pending] = deque()
         self._used_slots = set(used_slots)
         self._idle_lsn = next_lsn - 1 if idle else -1
         self._wake = wake
+        self._keys_swept_ms = 0
 
     @property
     def last_lsn(self) -> int:
@@ -119,19 +95,22 @@ class Engine:
 
     def expire(self, topic: Topic) -> None:
         """Let go what has expired by now. The next checkpoint has to store that it did, before its files go."""
-        before = topic.evicted.ttl_seq
+        before, records, size = topic.evicted.ttl_seq, topic.count, topic.bytes
         topic.expire(self.now())
         if topic.evicted.ttl_seq != before:
+            self.held.moved(topic, records, size)
             self._mark_dirty(topic)
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def put_topic(self, name: str, patch: ConfigPatch, done: Done, fail: Callable[[TopicsError], None]) -> None:
+    def put_topic(self, name: str, patch: ConfigPatch, done: Done, fail: Fail) -> None:
         """Create or update. `done((topic, created))` once the change is durable."""
         self._check_writable()
         topic = self.state.topics.get(name)
         if topic is None:
-            event = core.decide_create(self.state, name, configs.merge(None, patch, name), self.now())
+            config = configs.merge(None, patch, name)
+            self.quota.admit(1)
+            event = core.decide_create(self.state, name, config, self.now())
             self._create(event, event, lambda topic: done((topic, True)), fail)
             return
         if self._parks(topic, lambda: self.put_topic(name, patch, done, fail), fail):
@@ -142,7 +121,7 @@ class Engine:
             return
         self._control(topic, update, lambda _: done((topic, False)), fail)
 
-    def remove_topic(self, name: str, if_empty: bool, done: Done, fail: Callable[[TopicsError], None]) -> None:
+    def remove_topic(self, name: str, if_empty: bool, done: Done, fail: Fail) -> None:
         """`done(removed)` once the removal is durable."""
         self._check_writable()
         topic = self.state.topics.get(name)
@@ -165,7 +144,7 @@ class Engine:
         name: str,
         request: Append,
         done: Done,
-        fail: Callable[[TopicsError], None],
+        fail: Fail,
         blocks: list[Block] | None = None,
     ) -> None:
         """`done(Appending)` when the write may be acked. Raises if it is refused.
@@ -190,8 +169,9 @@ class Engine:
         if request.create is False and not topic.published:
             raise errors.topic_not_found(name)
         self.expire(topic)
+        self._make_room_for_key(request, now)
         event = core.decide_append(self.state, topic, request, now, blocks)
-        self._admit(event)
+        self._admit(0, topic, event)
         self._append(topic, event, done, fail)
 
     def hold(self, topic: Topic) -> tuple[int, int]:
@@ -207,9 +187,7 @@ class Engine:
         for command in held:
             command()
 
-    def delete_records(
-        self, topic: Topic, before_seq: int, ranges: SeqRanges | None, done: Done, fail: Callable[[TopicsError], None]
-    ) -> None:
+    def delete_records(self, topic: Topic, before_seq: int, ranges: SeqRanges | None, done: Done, fail: Fail) -> None:
         """Remove records whose selection is already resolved; `done(count)` when the delete may be acked."""
         self._check_writable()
         self.expire(topic)
@@ -287,27 +265,23 @@ class Engine:
         if self.poisoned is not None:
             raise self._poison_error()
 
-    def _admit(self, event: Appended) -> None:
-        """Refuse what the disk or the queue has no room for, before a seq is taken."""
+    def _admit(self, new_topics: int, topic: Topic, event: Appended) -> None:
+        """Refuse what the disk, the queue or the quota has no room for, before a seq is taken."""
         size = sum(len(block.text) + 32 * len(block) for block in event.blocks)
         if self.space_bytes is not None and 2 * size + limits.SPACE_RESERVE_BYTES > self.space_bytes:
-            raise TopicsError(
-                errors.STORAGE_FULL,
-                "the disk is full: the write was refused, nothing was lost. Free space and retry.",
-                {"free_bytes": self.space_bytes, "retry_after_ms": 1000},
-            )
+            raise disk_full(self.space_bytes)
         if self.queued_bytes + size > limits.WAL_QUEUE_BYTES_MAX or len(self._queue) >= limits.WAL_QUEUE_FRAMES_MAX:
             self.counters.submit_full += 1
-            detail = {"limit": "wal_queue", "retry_after_ms": 100}
-            raise TopicsError(errors.THROTTLED, "the log queue is full; retry in a moment", detail)
+            raise queue_full()
+        self.quota.admit(new_topics, topic, event)
         if self.space_bytes is not None:
             self.space_bytes -= 2 * size  # once in the log, once in a data file
 
-    def _log(self, topic: Topic, event: Event, gate: bool, done: Done, fail: Callable[[TopicsError], None]) -> None:
+    def _log(self, topic: Topic, event: Event, gate: bool, done: Done, fail: Fail) -> None:
         lsn = self._enqueue(event, ())
         if gate or topic.pending:
             topic.pending += 1
-            self._pending.append(_Pending(lsn, topic, event, done, fail))
+            self._pending.append(Pending(lsn, topic, event, done, fail))
         else:
             done(self._apply(topic, event, lsn))
 
@@ -328,7 +302,9 @@ class Engine:
         return lsn
 
     def _apply(self, topic: Topic, event: Event, lsn: int) -> Any:
+        records, size = topic.count, topic.bytes
         result = core.apply(self.state, event, lsn)
+        self.held.moved(topic, records, size)
         self._mark_dirty(topic)
         return result
 
@@ -339,7 +315,7 @@ class Engine:
 
     # --- appending ------------------------------------------------------------------------------------------------
 
-    def _append(self, topic: Topic, event: Appended, done: Done, fail: Callable[[TopicsError], None]) -> None:
+    def _append(self, topic: Topic, event: Appended, done: Done, fail: Fail) -> None:
         name, first_seq, count = topic.name, event.first_seq, event.count
         topic.next_seq = first_seq + count
         last_seq = topic.next_seq - 1
@@ -365,6 +341,7 @@ class Engine:
         size = sum(sum(block.sizes()) for block in event.blocks)
         topic.pending_records += event.count
         topic.pending_bytes += size
+        self.held.pending_bytes += size
         if event.key:
             topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
             topic.pending_keys[event.key] = []
@@ -372,6 +349,7 @@ class Engine:
         def settle() -> list[Callable[[], None]]:
             topic.pending_records -= event.count
             topic.pending_bytes -= size
+            self.held.pending_bytes -= size
             return topic.pending_keys.pop(event.key, []) if event.key and topic.pending_keys is not None else []
 
         return settle
@@ -383,13 +361,13 @@ class Engine:
         topic.applied_lsn = applied
         return result
 
-    def _in_turn(self, topic: Topic, action: Callable[[], None], fail: Callable[[TopicsError], None]) -> None:
+    def _in_turn(self, topic: Topic, action: Callable[[], None], fail: Fail) -> None:
         """Run `action` after everything that is pending on the topic."""
         if not topic.pending:
             action()
             return
         topic.pending += 1
-        self._pending.append(_Pending(self.last_lsn, topic, None, lambda _: action(), fail))
+        self._pending.append(Pending(self.last_lsn, topic, None, lambda _: action(), fail))
 
     def _needs_reserve(self, topic: Topic, last_seq: int) -> bool:
         """Keep the durable ceiling ahead of a `disk` topic; True if this write must wait for its sync."""
@@ -397,18 +375,16 @@ class Engine:
             topic.reserved = last_seq + limits.CEILING_AHEAD
             event = CeilingReserved(topic.id, topic.reserved)
             lsn = self._enqueue(event, ())
-            self._pending.append(_Pending(lsn, topic, event, lambda _: None, lambda _: None))
+            self._pending.append(Pending(lsn, topic, event, lambda _: None, lambda _: None))
         return last_seq > topic.ceiling or self.durable_lsn <= self._idle_lsn
 
-    def _append_new(
-        self, name: str, request: Append, now: int, done: Done, fail: Callable[[TopicsError], None]
-    ) -> None:
+    def _append_new(self, name: str, request: Append, now: int, done: Done, fail: Fail) -> None:
         config = core.config_of_new(name, request)
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
         try:
             event = core.decide_append(self.state, draft, request, now)
-            self._admit(event)
+            self._admit(1, draft, event)
         except TopicsError:
             self.state.free_slots.append(created.slot)
             raise
@@ -429,9 +405,7 @@ class Engine:
         topic.next_seq = last_seq + 1
         settle = self._pend(topic, event)
 
-    def _create(
-        self, created: TopicCreated, event: Event, done: Done, fail: Callable[[TopicsError], None]
-    ) -> Topic:
+    def _create(self, created: TopicCreated, event: Event, done: Done, fail: Fail) -> Topic:
         """Bring a topic into being. It takes seqs at once, but nobody sees it before it is durable."""
         slot = slot_of(created.name)
         fresh = () if slot in self._used_slots else (slot,)
@@ -448,14 +422,12 @@ class Engine:
             topic.applied_lsn = lsn
             done(topic)
 
-        self._pending.append(_Pending(lsn, topic, event, finish, fail))
+        self._pending.append(Pending(lsn, topic, event, finish, fail))
         return topic
 
     # --- idempotency ----------------------------------------------------------------------------------------------
 
-    def _deduplicated(
-        self, topic: Topic, request: Append, now: int, done: Done, fail: Callable[[TopicsError], None]
-    ) -> bool:
+    def _deduplicated(self, topic: Topic, request: Append, now: int, done: Done, fail: Fail) -> bool:
         """Answer a retry from memory, or make it wait for the original that is still on its way to disk."""
         assert request.key is not None
         waiting = topic.pending_keys.get(digest_key(request.key)) if topic.pending_keys is not None else None
@@ -468,9 +440,16 @@ class Engine:
         done(Appending(topic.name, found.first_seq, found.records, topic.head_seq, False, True))
         return True
 
+    def _make_room_for_key(self, request: Append, now: int) -> None:
+        """At the bound, drop what may be dropped in all topics, but look at them once a second at most."""
+        full = request.key is not None and self.state.keys >= limits.IDEMPOTENCY_KEYS_MAX
+        if full and now - self._keys_swept_ms >= KEY_SWEEP_MS:
+            self._keys_swept_ms = now
+            core.forget_keys(self.state, now)
+
     # --- waiting --------------------------------------------------------------------------------------------------
 
-    def _control(self, topic: Topic, event: Event, done: Done, fail: Callable[[TopicsError], None]) -> None:
+    def _control(self, topic: Topic, event: Event, done: Done, fail: Fail) -> None:
         """Log a control event; later control commands on the topic wait until it is durable."""
         topic.parked = []
 
@@ -487,7 +466,7 @@ class Engine:
 
         self._log(topic, event, True, finish, fail)
 
-    def _parks(self, topic: Topic, command: Callable[[], None], fail: Callable[[TopicsError], None]) -> bool:
+    def _parks(self, topic: Topic, command: Callable[[], None], fail: Fail) -> bool:
         """Whether a control command must wait: the topic is not durable yet, or another one is on its way."""
         if topic.parked is not None:
             self._park(topic, command, fail)
@@ -500,11 +479,11 @@ class Engine:
             return True
         return False
 
-    def _park(self, topic: Topic, command: Callable[[], None], fail: Callable[[TopicsError], None]) -> None:
+    def _park(self, topic: Topic, command: Callable[[], None], fail: Fail) -> None:
         assert topic.parked is not None
         topic.parked.append(lambda: self.redo(command, fail))
 
-    def redo(self, command: Callable[[], None], fail: Callable[[TopicsError], None]) -> None:
+    def redo(self, command: Callable[[], None], fail: Fail) -> None:
         """Run a command that had to wait; its refusal goes to its own caller."""
         try:
             command()

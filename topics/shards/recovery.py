@@ -62,12 +62,8 @@ def recover(
     idle = report.last_kind == IDLE
     losses = list(_find_losses(state, register, trusted=trusted, idle=idle, damaged=bool(report.damage)))
     slots = UsedSlots(files)
-    writer = WalWriter(
-        files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes
-    )
-    engine = Engine(
-        state, register, clock, next_lsn=report.last_lsn + 1, used_slots=slots.all(), idle=idle, wake=wake
-    )
+    writer = WalWriter(files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes)
+    engine = Engine(state, register, clock, next_lsn=report.last_lsn + 1, used_slots=slots.all(), idle=idle, wake=wake)
     store = Store(
         files, engine, writer, slots, snapshot_log, snap.files.values(),
         snap.commit.next_file_id, report.files, bounds,
@@ -80,7 +76,7 @@ def recover(
 
 
 def _make_directories(files: Files) -> None:
-    """Their names, and those an earlier process made but did not live to sync, are durable before anything is built on."""
+    """Make their names durable, and those that an earlier process made but did not live to sync: they are built on."""
     for directory in (wal.DIRECTORY, "packs", "segments"):
         files.make_dir(directory)
     files.sync_dir(".")

@@ -35,8 +35,8 @@ from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
+from topics.shards.answers import Appending
 from topics.shards.committer import Committer
-from topics.shards.engine import Appending
 from topics.shards.polls import Polls
 from topics.shards.reader import BlockReader, Missing
 from topics.shards.store import Store
@@ -109,6 +109,8 @@ class Service:
         for name in names[:limit]:
             topic = self._engine.state.topics[name]
             self._engine.expire(topic)
+            if head.get("touch"):
+                topic.last_read_ms = now
             entries.append(replies.topic_summary(topic, now))
         sizes = [len(entry) for entry in entries]
         call.reply({"names": names[:limit], "sizes": sizes, "more": len(names) > limit}, b"".join(entries))

@@ -18,6 +18,7 @@ from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
 from topics.shards import wal
+from topics.shards.boardslot import SWEEP_S, BoardSlot, expire_all
 from topics.shards.committer import Committer
 from topics.shards.files import Files
 from topics.shards.metrics import Totals, collect
@@ -41,7 +42,15 @@ class ShardPoisoned(Exception):
 
 
 class Shard:
-    def __init__(self, files: Files, bounds: Limits | None = None, clock: Clock | None = None) -> None:
+    def __init__(
+        self,
+        files: Files,
+        bounds: Limits | None = None,
+        clock: Clock | None = None,
+        slot: BoardSlot | None = None,
+    ) -> None:
+        """Without a `slot` on a board the shard is on its own: it has no caps and tells nobody what it holds."""
+        self._slot = slot
         self._files = files
         self._bounds = bounds or Limits()
         self._clock = clock or SystemClock()
@@ -127,6 +136,7 @@ class Shard:
             assert self.service is not None
             nursery.start_soon(self.service.polls.run)
             nursery.start_soon(self._fail_when_poisoned)
+            nursery.start_soon(self._keep_slot)
             await stop.wait()
             await self._drain()
             nursery.cancel_scope.cancel()
@@ -137,6 +147,8 @@ class Shard:
             if stop.is_set():
                 raise RecoveryStopped
             self._progress = done
+            if self._slot is not None:
+                self._slot.set_progress(done)
 
         committer: Committer | None = None
 
@@ -149,6 +161,8 @@ class Shard:
             lambda: recover(self._files, self._clock, self._bounds, progress=note, wake=wake)
         )
         self.store.engine.space_bytes = self._files.free_bytes()
+        if self._slot is not None:
+            self._slot.open(self.store.engine)
         committer = self.committer = Committer(self.store, self._poison)
         self.service = Service(self.store, committer)
         self._served = self.service.handlers()
@@ -229,6 +243,17 @@ class Shard:
         while True:
             self.store.engine.space_bytes = self._files.free_bytes()
             await trio.sleep(SPACE_CHECK_S)
+
+    async def _keep_slot(self) -> None:
+        """Tell the board how this shard is, and let go what expired if bytes are counted."""
+        assert self.store is not None and self.committer is not None
+        if self._slot is None:
+            return
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._slot.keep_up_to_date, self.store, self.committer)
+            while self._slot.max_bytes:
+                await _in_slices(expire_all(self.store.engine))
+                await trio.sleep(SWEEP_S)
 
     async def _prepare_spares(self) -> None:
         assert self.committer is not None

@@ -46,7 +46,17 @@ class BadSnapshot(Exception):
 class Commit:
     """What a checkpoint states about the whole shard."""
 
-    __slots__ = ("added", "cut_lsn", "next_epoch", "next_file_id", "next_slot", "next_topic_id", "now_ms", "removed_files", "removed_topics")
+    __slots__ = (
+        "added",
+        "cut_lsn",
+        "next_epoch",
+        "next_file_id",
+        "next_slot",
+        "next_topic_id",
+        "now_ms",
+        "removed_files",
+        "removed_topics",
+    )
 
     def __init__(self) -> None:
         self.cut_lsn = 0

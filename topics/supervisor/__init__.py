@@ -5,14 +5,16 @@
     datadir.py   LOCK, FORMAT                             slotmap.py   SLOTS: who owns which hash slot
     listen.py    the TCP sockets                          rundir.py    the private run directory, the port file
     admin.py     `status` and `restart` over RPC          notify.py    systemd
+    keyload.py   API keys: read, digested, forgotten
 
 What a child can rely on:
 
 - Both kinds get a lifeline, a pipe whose other end only the supervisor holds: at end of file, end. Both are in a
   process group of their own, so Ctrl-C reaches only the supervisor, and are stopped by SIGTERM. Their environment has
   no TOPICS_* variable but the three that `topics.logs.inherit` reads.
-- A shard is `python -m topics.shards --dir DIR --socket RUN/shard-<i>.sock --lifeline FD` and one
-  flag per field of Limits. It answers `health` from the first moment: `ready`, `replay_progress`, `topics`.
+- A shard is `python -m topics.shards --dir DIR --socket RUN/shard-<i>.sock --lifeline FD --board PATH --index I`, two
+  caps, and one flag per field of Limits. It answers `health` from the first moment: `ready`, `replay_progress`,
+  `topics`.
 - A gateway is `python -m topics.gateway --boot-fd FD`; that file holds a `topics.settings.GatewayBoot` as JSON. It is
   ready when it accepts on `listen_fd` and answers `health` with `{"ready": true}` at `socket`. It starts together with
   the shards and tells clients how they are from the board. On SIGTERM it takes no new work (503 shutting_down), ends

@@ -17,6 +17,7 @@ import trio
 
 import topics
 from topics import logs
+from topics.keys import KeyDigest
 from topics.settings import PREFIX, GatewayBoot, Settings
 
 # -P: the directory the server happens to be started in is no place to import from.
@@ -39,6 +40,7 @@ class Launcher:
 
     programs: Programs
     settings: Settings
+    keys: list[KeyDigest]
     run_dir: Path
     lock_fd: int
     lifeline_fd: int
@@ -53,6 +55,9 @@ class Launcher:
     async def shard(self, index: int, directory: Path) -> trio.Process:
         command = [*self.programs.shard, "--dir", str(directory), "--socket", self.socket_of("shard", index)]
         command += ["--lifeline", str(self.lifeline_fd)]
+        caps = self.settings.caps
+        command += ["--board", self.board, "--index", str(index)]
+        command += ["--max-topics", str(caps.topics), "--max-total-bytes", str(caps.total_bytes)]
         for name, value in asdict(self.settings.limits).items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         return await self._start(command, f"shard-{index}", ())
@@ -67,7 +72,7 @@ class Launcher:
     def _boot(self, index: int, listen_fd: int) -> GatewayBoot:
         return GatewayBoot(
             settings=self.settings,
-            key_digests=[],
+            key_digests=self.keys,
             listen_fd=listen_fd,
             lifeline_fd=self.lifeline_fd,
             index=index,

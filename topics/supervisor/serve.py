@@ -1,8 +1,8 @@
 """The life of `topics serve`: take what the server needs, run the children, stop them in order.
 
-Start: data-dir lock, slot map, run directory, listening sockets, board; then all children at once. Gateways do not
-wait for shards: the port answers from the first moment. When every shard has been ready the board says so; when the
-gateways accept, too, the port file is written and systemd is told.
+Start: API keys (see keyload.py), data-dir lock, slot map, run directory, listening sockets, board; then all children
+at once. Gateways do not wait for shards: the port answers from the first moment. When every shard has been ready the
+board says so; when the gateways accept, too, the port file is written and systemd is told.
 
 Stop, on SIGTERM or SIGINT: gateways first, which end what is open, then shards, which write a checkpoint. What has not
 ended within TOPICS_STOP_MS is killed, and a second signal kills at once; both make the exit status 1. A kill loses
@@ -26,11 +26,13 @@ import trio
 from topics import __version__, logs
 from topics.board import Board, Phase
 from topics.clock import Clock, SystemClock
+from topics.keys import KeyDigest, KeysError
 from topics.rpc import serve_unix
 from topics.settings import Loaded, Settings
 from topics.supervisor import admin, slotmap
 from topics.supervisor.child import Child
 from topics.supervisor.datadir import DataDirError, open_data_dir
+from topics.supervisor.keyload import take_keys
 from topics.supervisor.listen import ListenError, address_text, listen
 from topics.supervisor.notify import Notifier
 from topics.supervisor.programs import Launcher, Programs
@@ -45,9 +47,14 @@ def run(loaded: Loaded, programs: Programs | None = None) -> int:
     """Serve until told to stop; the exit status."""
     settings, clock = loaded.settings, SystemClock()
     logs.configure("supervisor", settings.log_format, settings.log_level)
-    _warn(loaded)
     try:
-        with _take(settings, programs or Programs(), clock) as taken:
+        keys = take_keys(loaded.keys)
+    except KeysError as error:
+        log.error("%s", error)
+        return 2
+    _warn(loaded.unknown, keys)
+    try:
+        with _take(settings, keys, programs or Programs(), clock) as taken:
             server = Server(settings, taken, clock)
             trio.run(server.run)
             return server.status
@@ -58,10 +65,10 @@ def run(loaded: Loaded, programs: Programs | None = None) -> int:
     return 1
 
 
-def _warn(loaded: Loaded) -> None:
-    for name in loaded.unknown:
+def _warn(unknown: Sequence[str], keys: Sequence[KeyDigest]) -> None:
+    for name in unknown:
         log.warning("the variable %s is not one that topics reads", name)
-    if loaded.has_keys:
+    if keys:
         log.error(
             "API keys are set, but this version does not check them yet: everybody who reaches the port is served"
         )
@@ -81,7 +88,7 @@ class Taken:
 
 
 @contextmanager
-def _take(settings: Settings, programs: Programs, clock: Clock) -> Iterator[Taken]:
+def _take(settings: Settings, keys: list[KeyDigest], programs: Programs, clock: Clock) -> Iterator[Taken]:
     """Everything the server needs, given back in reverse. A crash inside leaves a run directory, see rundir.py."""
     started_ms = clock.now_ms()
     with ExitStack() as stack:
@@ -96,11 +103,12 @@ def _take(settings: Settings, programs: Programs, clock: Clock) -> Iterator[Take
         stack.callback(remove_run_dir, run_dir)
         data.publish(str(run_dir))
         path = str(run_dir / "board")
-        board = Board.create(path, shards=max(served) + 1, gateways=settings.gateways, started_ms=started_ms)
+        sizes = {"shards": max(served) + 1, "gateways": settings.gateways, "keys": len(keys)}
+        board = Board.create(path, **sizes, started_ms=started_ms)
         lifeline, our_end = os.pipe()
         stack.callback(os.close, lifeline)
         stack.callback(os.close, our_end)  # a child that is still there ends now
-        launcher = Launcher(programs, settings, run_dir, data.lock_fd, lifeline, slots, served, path, started_ms)
+        launcher = Launcher(programs, settings, keys, run_dir, data.lock_fd, lifeline, slots, served, path, started_ms)
         yield Taken(launcher, board, listeners, data.path, address_text(listeners[0]))
 
 

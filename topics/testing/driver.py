@@ -21,8 +21,8 @@ from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.shards import datafile
+from topics.shards.answers import Appending
 from topics.shards.checkpoint import Checkpoint
-from topics.shards.engine import Appending
 from topics.shards.files import Files
 from topics.shards.recovery import recover
 from topics.shards.store import Store
@@ -299,7 +299,11 @@ class Driver:
     def fork(self) -> "Driver":
         """A driver that knows the same, to try out another end."""
         twin = Driver(
-            self.disk, clock=self.clock, bounds=self._bounds, wal_file_bytes=self._wal_file_bytes, monitored=self._monitored
+            self.disk,
+            clock=self.clock,
+            bounds=self._bounds,
+            wal_file_bytes=self._wal_file_bytes,
+            monitored=self._monitored,
         )
         model = self.model
         twin.model = ReferenceShard(
@@ -330,7 +334,13 @@ class Driver:
         raise Mismatch("no prefix of the log explains what was recovered:\n" + "\n".join(problems))
 
     def _try(self, length: int, heads: dict[str, tuple[int, int]], *, power_loss: bool) -> str | None:
-        before = (list(self.model.log), dict(self.model.topics), dict(self.model.acked_head), self.model.durable, self.model.written)
+        before = (
+            list(self.model.log),
+            dict(self.model.topics),
+            dict(self.model.acked_head),
+            self.model.durable,
+            self.model.written,
+        )
         wrong = self.model.recover(length, heads, power_loss=power_loss)
         if wrong is None:
             try:
@@ -363,7 +373,9 @@ class Driver:
             expect(getattr(topic, field), getattr(expected, field), f"{topic.name}.{field}")
         expect(_settings(topic), expected.settings, f"{topic.name}.config")
         for key in expected.keys:
-            found = topic.keys.find(digest_key(key), self.now(), topic.config.idempotency_window_ms) if topic.keys else None
+            found = (
+                topic.keys.find(digest_key(key), self.now(), topic.config.idempotency_window_ms) if topic.keys else None
+            )
             expect(found, expected.find_key(key, self.now()), f"{topic.name}: key {key}")
         assert topic.evict_floor <= topic.earliest_seq <= topic.head_seq + 1
 
@@ -411,7 +423,14 @@ def _settings(topic: Topic) -> Settings:
 
 def _queries(topic: ReferenceTopic, rng: random.Random) -> Iterator[Query]:
     head = topic.head_seq
-    cursors = {0, head, head + 1, topic.earliest_seq - 1, topic.evict_floor - 1, *(rng.randint(0, head + 1) for _ in range(3))}
+    cursors = {
+        0,
+        head,
+        head + 1,
+        topic.earliest_seq - 1,
+        topic.evict_floor - 1,
+        *(rng.randint(0, head + 1) for _ in range(3)),
+    }
     for from_seq in sorted(cursor for cursor in cursors if cursor >= 0):
         yield Query(
             from_seq=from_seq, limit=rng.choice((1, 2, 5, 256)), batch_bytes=rng.choice((1, 150, 1000, 1 << 20)),
@@ -458,4 +477,3 @@ def _exhaust(steps: Iterator[None]) -> None:
 def expect(actual: object, expected: object, what: str = "") -> None:
     if actual != expected:
         raise Mismatch(f"{what}\n  is       {actual!r}\n  expected {expected!r}")
-

@@ -1,0 +1,222 @@
+"""A topic's rules, sentence by sentence: two floors, caps, expiry, deletes, losses."""
+
+import pytest
+
+from topics.core import loss
+from topics.core.config import TopicConfig
+from topics.core.loss import Evicted, Hole, Holes, Tombstone
+from topics.core.ranges import SeqRanges
+from topics.core.render import render_blocks
+from topics.core.requests import decode_append
+from topics.core.topic import Topic
+from topics.limits import Limits
+
+T0 = 1_700_000_000_000
+
+
+def new_topic(**config: object) -> Topic:
+    return Topic(1, "t", 1, TopicConfig(**config))  # type: ignore[arg-type]
+
+
+def grow(topic: Topic, count: int, ts: int = T0, tag: str = "x") -> Topic:
+    body = b'{"records":[' + b",".join([b'{"data":1,"tag":"%b"}' % tag.encode()] * count) + b"]}"
+    topic.append(render_blocks(decode_append(body, "t", Limits()).records, None, topic.next_seq, ts), ts)
+    return topic
+
+
+def floors(topic: Topic) -> tuple[int, int, int, int]:
+    return topic.evict_floor, topic.earliest_seq, topic.head_seq, topic.count
+
+
+def seqs(*ranges: tuple[int, int]) -> SeqRanges:
+    found = SeqRanges()
+    for first, last in ranges:
+        found.add(first, last)
+    return found
+
+
+# --- the two floors -----------------------------------------------------------------------------------------------
+
+
+def test_a_new_topic_is_empty_at_the_base():
+    assert floors(new_topic()) == (1, 1, 0, 0)
+
+
+def test_nothing_is_lost_without_caps_and_ttl():
+    topic = grow(new_topic(), 700)
+    topic.expire(T0 + 10**12)
+    assert floors(topic) == (1, 1, 700, 700)
+
+
+def test_cap_eviction_moves_both_floors():
+    assert floors(grow(new_topic(cap_records=3), 5)) == (3, 3, 5, 3)
+
+
+def test_a_delete_moves_earliest_but_never_the_evict_floor():
+    topic = grow(new_topic(), 5)
+    assert topic.delete(4, None) == 3
+    assert floors(topic) == (1, 4, 5, 2)
+    assert topic.gap_after(0) is None
+
+
+def test_expiry_moves_both_floors_without_a_write():
+    topic = grow(grow(new_topic(ttl_ms=10), 2, T0), 2, T0 + 8)
+    topic.expire(T0 + 10)
+    assert floors(topic) == (1, 1, 4, 4)  # now - ts > ttl is strict
+    topic.expire(T0 + 11)
+    assert floors(topic) == (3, 3, 4, 2)
+
+
+def test_deleted_records_count_for_no_cap_and_are_not_evicted():
+    topic = grow(new_topic(cap_records=4), 4)
+    topic.delete(0, seqs((1, 1), (3, 3)))
+    grow(topic, 2)
+    assert floors(topic) == (1, 2, 6, 4)
+    grow(topic, 1)
+    assert floors(topic) == (3, 4, 7, 4)
+    assert topic.gap_after(0) == Tombstone(1, 3, "cap", 1)  # of 1..3 only 2 was lost
+
+
+def test_an_emptied_topic_has_its_earliest_above_the_head():
+    topic = grow(new_topic(), 3)
+    topic.delete(100, None)
+    assert floors(topic) == (1, 4, 3, 0)
+    assert floors(grow(topic, 1)) == (1, 4, 4, 1)  # a delete is a moment, not a filter
+
+
+def test_a_byte_cap_evicts_until_the_rest_fits():
+    size = grow(new_topic(), 1).bytes
+    topic = grow(new_topic(cap_bytes=3 * size), 5)
+    assert (topic.count, topic.bytes, topic.evict_floor) == (3, 3 * size, 3)
+
+
+def test_whichever_cap_is_hit_first_counts():
+    size = grow(new_topic(), 1).bytes
+    assert grow(new_topic(cap_bytes=3 * size, cap_records=2), 5).count == 2
+    assert grow(new_topic(cap_bytes=2 * size, cap_records=4), 5).count == 2
+
+
+def test_floors_keep_their_order_and_only_grow():
+    topic = new_topic(cap_records=7, ttl_ms=50)
+    before = floors(topic)
+    for step in range(200):
+        grow(topic, 1 + step % 4, T0 + step * 5)
+        if step % 3 == 0:
+            topic.delete(0, seqs((max(1, topic.head_seq - 2), topic.head_seq)))
+        topic.expire(T0 + step * 5 + 20)
+        now = floors(topic)
+        assert now[0] <= now[1] <= now[2] + 1
+        assert now[0] >= before[0]
+        assert now[1] >= before[1]
+        before = now
+
+
+# --- tombstones ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("from_seq", "expected"),
+    [
+        (0, Tombstone(1, 5, "cap", 5)),
+        (3, Tombstone(4, 5, "cap", 2)),
+        (4, Tombstone(5, 5, "cap", 1)),
+        (5, None),
+        (7, None),
+    ],
+)
+def test_a_tombstone_iff_the_cursor_is_below_the_evict_floor(from_seq: int, expected: Tombstone | None):
+    assert grow(new_topic(cap_records=5), 10).gap_after(from_seq) == expected
+
+
+def test_reason_ttl():
+    topic = grow(grow(new_topic(ttl_ms=10), 2), 1, T0 + 11)
+    assert topic.gap_after(0) == Tombstone(1, 2, "ttl", 2)
+
+
+def test_reason_mixed_only_where_both_lie_ahead_of_the_cursor():
+    topic = grow(new_topic(cap_records=4, ttl_ms=10), 6)  # 1, 2 by cap
+    grow(topic, 1, T0 + 11)  # 3..6 by ttl
+    assert topic.gap_after(0) == Tombstone(1, 6, "mixed", 6)
+    assert topic.gap_after(2) == Tombstone(3, 6, "ttl", 4)
+
+
+def test_a_gap_ends_at_the_first_live_record_even_if_deletes_widen_it():
+    topic = grow(new_topic(cap_records=5), 8)
+    topic.delete(6, None)
+    assert topic.gap_after(1) == Tombstone(2, 5, "cap", 2)  # 4 and 5 were deleted, not lost
+    assert topic.gap_after(3) is None  # only deletes lie ahead
+
+
+def test_a_lost_range_inside_the_log_is_told_where_it_lies():
+    topic = grow(new_topic(), 9)
+    topic.lose(4, 6, "corrupt")
+    assert (topic.count, topic.earliest_seq, topic.evict_floor) == (6, 1, 1)
+    assert topic.gap_after(0) is None
+    assert topic.gap_after(3) == Tombstone(4, 6, "corrupt", 3)
+    assert topic.gap_after(5) == Tombstone(6, 6, "corrupt", 1)
+    assert topic.gap_after(6) is None
+
+
+def test_a_loss_at_the_end_takes_the_seqs_with_it():
+    topic = grow(new_topic(), 3)
+    topic.lose(4, 10, "crash")
+    assert (topic.head_seq, topic.next_seq, topic.count) == (10, 11, 3)
+    assert grow(topic, 1).head_seq == 11
+    assert topic.gap_after(3) == Tombstone(4, 10, "crash", 7)
+
+
+def test_counts_become_an_estimate_that_is_never_too_low():
+    evicted = Evicted()
+    for n in range(3 * loss.RANGES_MAX):
+        evicted.add(2 * n + 1, 2 * n + 1, loss.CAP)
+    assert len(evicted.ranges) == loss.RANGES_MAX
+    assert evicted.count(1, 10**6) >= 3 * loss.RANGES_MAX
+    assert evicted.floor == 6 * loss.RANGES_MAX
+
+
+@pytest.mark.parametrize(
+    ("added", "expected"),
+    [
+        ([(5, 6), (1, 2)], [(1, 2), (5, 6)]),
+        ([(1, 2), (3, 4)], [(1, 4)]),
+        ([(3, 4), (1, 9)], [(1, 2), (3, 4), (5, 9)]),
+        ([(3, 4), (7, 8), (1, 9)], [(1, 2), (3, 4), (5, 6), (7, 8), (9, 9)]),
+        ([(1, 5), (2, 3)], [(1, 5)]),
+        ([(1, 5), (4, 8)], [(1, 8)]),
+        ([(4, 8), (1, 5)], [(1, 3), (4, 8)]),
+    ],
+)
+def test_holes_stay_disjoint_whatever_is_added(added, expected):
+    holes = Holes()
+    for first, last in added:
+        holes.add(first, last, "crash")
+    told = [seq for hole in holes.items for seq in range(hole.first, hole.last + 1)]
+    assert told == sorted(set(told))
+    assert set(told) == {seq for first, last in expected for seq in range(first, last + 1)}
+    assert holes.items == sorted(holes.items)
+
+
+def test_the_first_reason_for_a_loss_is_kept():
+    holes = Holes()
+    holes.add(3, 4, "crash")
+    holes.add(1, 6, "corrupt")
+    assert holes.items == [Hole(1, 2, "corrupt"), Hole(3, 4, "crash"), Hole(5, 6, "corrupt")]
+
+
+# --- deletes ------------------------------------------------------------------------------------------------------
+
+
+def test_a_delete_counts_each_record_once():
+    topic = grow(new_topic(), 10)
+    assert topic.delete(0, seqs((2, 4), (8, 8))) == 4
+    assert topic.delete(6, seqs((1, 10))) == 6
+    assert topic.delete(6, seqs((1, 10))) == 0
+    assert (topic.count, topic.bytes) == (0, 0)
+
+
+def test_resident_only_records_are_lost_as_a_whole_and_told():
+    topic = grow(new_topic(durability="ephemeral"), 4)
+    topic.delete(2, None)
+    topic.lose_all("crash")
+    assert (topic.count, topic.bytes, topic.head_seq, topic.earliest_seq) == (0, 0, 4, 5)
+    assert topic.gap_after(0) == Tombstone(1, 4, "crash", 3)

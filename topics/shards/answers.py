@@ -1,0 +1,42 @@
+"""What the engine answers and what it keeps until it may: values that pass between it, the log and its callers."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from topics.core.events import Event
+from topics.core.topic import Topic
+from topics.errors import TopicsError
+
+Done = Callable[[Any], None]
+Fail = Callable[[TopicsError], None]
+
+
+class Appending(NamedTuple):
+    """The outcome of an append."""
+
+    name: str
+    first_seq: int
+    records: int
+    head_seq: int
+    created: bool
+    deduped: bool
+
+
+class Pending(NamedTuple):
+    """A command whose frame is not durable yet."""
+
+    lsn: int
+    topic: Topic
+    event: Event | None  # None: nothing to apply, only its turn to wait for
+    done: Done
+    fail: Fail
+
+
+class Counters:
+    """What the log has done since the process started."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.appends = 0
+        self.queue_depth_peak = 0
+        self.submit_full = 0

@@ -1,0 +1,154 @@
+"""What is let in: caps that hold over all shards, on topics and on the bytes they keep; and the refusals.
+
+The engine asks before it lets a topic or a write in (`admit`); nothing is ever given back by hand. What a shard holds
+is what its state says, and every admission and every tick of `Publisher` writes that to the shard's slot on the board.
+So a slot cannot leak: a write that failed, a topic that was removed, a process that was killed, all are right again at
+the next look. While a shard is down its slot stands as it was; after recovery it is set from what came back.
+
+An admission is exact because it happens under the board's lock: look at all slots, refuse or bump the own one. What
+was admitted but is not applied yet counts in full. A refusal costs nothing and changes nothing.
+"""
+
+from topics import errors
+from topics.board import Board
+from topics.core.events import Appended
+from topics.core.state import ShardState
+from topics.core.topic import Topic
+from topics.errors import TopicsError
+
+RETRY_AFTER_MS = 1000
+
+
+class Holdings:
+    """What a shard holds, as running sums. The engine keeps them right at every change of a topic."""
+
+    def __init__(self, state: ShardState) -> None:
+        self._by_id = state.by_id
+        self.records = sum(topic.count for topic in state.by_id.values())
+        self.bytes = sum(topic.bytes for topic in state.by_id.values())
+        self.pending_bytes = 0  # of writes that were admitted and wait for their sync
+
+    @property
+    def topics(self) -> int:
+        return len(self._by_id)
+
+    def moved(self, topic: Topic, records: int, size: int) -> None:
+        """The topic held `records` and `size` before; now it holds what it says."""
+        self.records += topic.count - records
+        self.bytes += topic.bytes - size
+
+
+class Quota:
+    """No caps: a shard on its own."""
+
+    def admit(self, new_topics: int, topic: Topic | None = None, write: Appended | None = None) -> None:
+        """May `new_topics` be created and `write` go to `topic`? Raises `throttled`, and then nothing was counted.
+
+        To be called when nothing else can refuse any more, and followed at once by what was admitted.
+        """
+
+    def publish(self) -> None:
+        """Tell the others what this shard holds now."""
+
+
+class BoardQuota(Quota):
+    """Caps over all shards of a board; 0 is off. `held` is this shard's truth."""
+
+    def __init__(self, board: Board, index: int, held: Holdings, *, max_topics: int = 0, max_bytes: int = 0) -> None:
+        self._board = board
+        self._slot = board.shard(index)
+        self._held = held
+        self._max_topics = max_topics
+        self._max_bytes = max_bytes
+        self._complete = False
+
+    def admit(self, new_topics: int, topic: Topic | None = None, write: Appended | None = None) -> None:
+        size = growth = 0
+        if self._max_bytes and write is not None:
+            size = sum(sum(block.sizes()) for block in write.blocks)
+            growth = grows_by(topic, write.count, size)
+        counts_topics = new_topics > 0 and self._max_topics > 0
+        if not counts_topics and growth <= 0:
+            return
+        self._check_complete()
+        topics, held = self._held.topics, self._held.bytes + self._held.pending_bytes
+        with self._board.locked():
+            if counts_topics and self._others("topics") + topics + new_topics > self._max_topics:
+                raise throttled("max_topics", self._max_topics, "topics")
+            if growth > 0 and self._others("bytes_live") + held + growth > self._max_bytes:
+                raise throttled("max_total_bytes", self._max_bytes, "bytes of records")
+            self._slot.set("topics", topics + new_topics)
+            self._slot.set("bytes_live", held + size)
+
+    def publish(self) -> None:
+        held, slot = self._held, self._slot
+        slot.set("topics", held.topics)
+        slot.set("records_live", held.records)
+        slot.set("bytes_live", held.bytes + held.pending_bytes)
+        slot.set("counted", 1)
+
+    def _others(self, field: str) -> int:
+        return self._board.total(field) - self._slot.get(field)
+
+    def _check_complete(self) -> None:
+        """Until every shard has recovered once, nobody knows how much there is."""
+        if not self._complete:
+            self._complete = self._board.all_counted()
+        if not self._complete:
+            raise TopicsError(
+                errors.NOT_READY,
+                "another shard is replaying its log; what is new can be let in when it is through",
+                {"retry_after_ms": 500},
+            )
+
+
+def disk_full(free_bytes: int) -> TopicsError:
+    detail = {"free_bytes": free_bytes, "retry_after_ms": 1000}
+    message = "the disk is full: the write was refused, nothing was lost. Free space and retry."
+    return TopicsError(errors.STORAGE_FULL, message, detail)
+
+
+def queue_full() -> TopicsError:
+    detail = {"limit": "wal_queue", "retry_after_ms": 100}
+    return TopicsError(errors.THROTTLED, "the log queue is full; retry in a moment", detail)
+
+
+def throttled(limit: str, most: int, what: str) -> TopicsError:
+    detail = {"limit": limit, "max": most, "retry_after_ms": RETRY_AFTER_MS}
+    return TopicsError(errors.THROTTLED, f"the server holds as many {what} as it may ({limit} is {most})", detail)
+
+
+def grows_by(topic: Topic | None, records: int, size: int) -> int:
+    """How much a topic's live bytes grow by a write at most, after its own caps have evicted what they must.
+
+    A full topic that drops its oldest records goes on taking writes although the server is full.
+    """
+    if topic is None:
+        return size
+    before = topic.bytes + topic.pending_bytes
+    after = before + size
+    config = topic.config
+    if config.cap_records:
+        after -= _size_of_oldest(topic, topic.count + topic.pending_records + records - config.cap_records)
+    if config.cap_bytes:
+        after = min(after, config.cap_bytes)
+    return after - before
+
+
+def _size_of_oldest(topic: Topic, count: int) -> int:
+    """Live bytes of the oldest `count` applied records, or of all there are."""
+    size = 0
+    for chunk in topic.chunks:
+        if count <= 0:
+            break
+        if chunk.live <= count:
+            size += chunk.live_bytes
+            count -= chunk.live
+            continue
+        for index, record_size in enumerate(chunk.sizes):
+            if not count:
+                break
+            if not chunk.dead >> index & 1:
+                size += record_size
+                count -= 1
+    return size
