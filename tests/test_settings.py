@@ -6,8 +6,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from topics.keys import KeyDigest
 from topics.limits import Limits
-from topics.settings import OPTIONS, Caps, GatewayBoot, Settings, SettingsError, is_loopback, load
+from topics.settings import OPTIONS, Caps, GatewayBoot, KeySources, Settings, SettingsError, is_loopback, load
 
 REFERENCE = Path(__file__).resolve().parents[1] / "docs" / "configuration.md"
 
@@ -95,6 +96,18 @@ def test_an_open_address_needs_keys_or_a_clear_word(host):
     assert settings({"TOPICS_HOST": host, "TOPICS_API_KEYS": "k"}).host == host
 
 
+def test_where_keys_are_to_be_read(tmp_path):
+    assert loaded().keys == KeySources()
+    assert not any(loaded({"CREDENTIALS_DIRECTORY": str(tmp_path)}).keys)
+    (tmp_path / "topics-api-keys").write_text("k")
+    env = {"TOPICS_API_KEYS": "a", "TOPICS_API_KEYS_FILE": "/k", "CREDENTIALS_DIRECTORY": str(tmp_path)}
+    assert loaded(env).keys == KeySources("a", "/k", str(tmp_path / "topics-api-keys"))
+    assert loaded({}, api_keys_file="/flag").keys.file == "/flag"
+    assert settings({"TOPICS_HOST": "0.0.0.0", "CREDENTIALS_DIRECTORY": str(tmp_path)}).host == "0.0.0.0"
+    assert loaded({"TOPICS_KEYS_FD": "9"}).keys.handover == "9"
+    assert loaded({"TOPICS_KEYS_FD": "9"}).unknown == []
+
+
 def test_loopback():
     assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.0.1", "localhost.example")] == [False] * 4
@@ -107,7 +120,7 @@ def test_unknown_variables_are_listed_without_their_values():
 
 def test_a_secret_is_not_in_the_settings_nor_in_any_text_of_them():
     found = loaded({"TOPICS_API_KEYS": "hush"})
-    assert found.api_keys == "hush"
+    assert found.keys.text == "hush"
     assert "hush" not in repr(found)
     assert "hush" not in f"{found} {found.settings}"
     assert b"hush" not in msgspec.json.encode(found.settings)
@@ -119,7 +132,9 @@ def test_settings_travel_whole():
 
 
 def test_a_boot_file_is_read_and_closed(tmp_path):
-    boot = GatewayBoot(settings(), [], 3, 4, 1, {0: "/a", 7: "/b"}, [0] * 1024, "/board", "/g", 99)
+    boot = GatewayBoot(
+        settings(), [KeyDigest("ab" * 32, 3, ("a.",))], 3, 4, 1, {0: "/a", 7: "/b"}, [0] * 1024, "/board", "/g", 99
+    )
     (tmp_path / "boot").write_bytes(msgspec.json.encode(boot))
     fd = os.open(tmp_path / "boot", os.O_RDONLY)
     assert GatewayBoot.read(fd) == boot

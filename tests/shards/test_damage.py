@@ -111,3 +111,45 @@ async def test_damage_at_the_end_of_the_log_is_a_torn_tail(shard: ShardProcess) 
         assert seqs == [1, 2, 3, 4]
         assert [(first, last) for first, last, _ in gaps] == [(5, 5)], "the seq is not given again"
         assert (await client.append("t", "next"))["first_seq"] == 6
+
+
+async def test_a_missing_data_file_is_told_to_readers(shard: ShardProcess) -> None:
+    shard._args = ("--segment-events", "100")
+    shard.start()
+    async with shard.connected() as client:
+        await client.append("t", *range(300))
+        await client.append("other", "whole")
+        await client.call("checkpoint")
+    assert shard.stop() == 0
+    second = sorted(shard.directory.glob("segments/*/seg-*.data"))[1]
+    second.unlink()
+    for _ in range(2):
+        shard.start()
+        async with shard.connected() as client:
+            seqs, gaps = await read_through(client, "t")
+            assert gaps == [(101, 200, CORRUPT)]
+            assert seqs == [*range(1, 101), *range(201, 301)]
+            assert await read_through(client, "other") == ([1], [])
+        assert shard.stop() == 0
+
+
+async def test_a_damaged_last_checkpoint_refuses_the_start_and_changes_nothing(shard: ShardProcess) -> None:
+    """The log it replaced is gone: going on from the checkpoint before would lose topics in silence."""
+    shard.start()
+    async with shard.connected() as client:
+        for number in range(3):
+            for _ in range(40):  # enough for the log to move on to a new file
+                await client.append(f"t{number}", "x" * 500_000)
+            await client.call("checkpoint")
+    shard.kill()
+    (path,) = shard.directory.glob("snapshot.*")
+    flip(path, path.stat().st_size - 5)
+    before = {file: file.stat().st_mtime_ns for file in shard.directory.rglob("*.data")}
+    shard.start()
+    assert shard.process is not None
+    assert shard.process.wait(timeout=30) == 65
+    assert {file: file.stat().st_mtime_ns for file in shard.directory.rglob("*.data")} == before
+    flip(path, path.stat().st_size - 5)
+    shard.start()
+    async with shard.connected() as client:
+        assert len(await client.read_all("t2")) == 40

@@ -405,14 +405,15 @@ def test_the_table_of_the_snapshot():
     assert data[:8] == b"TOPICSSN"
     assert (u(data, 8, 4), u(data, 12, 4), u(data, 16, 8), data[32:56]) == (1, 0, 1, bytes(24))
     assert u(data, 56, 8) == xxhash.xxh3_64_intdigest(data[:56])
-    seed, at, kinds = u(data, 24, 8), 64, []
+    seed, at, records = u(data, 24, 8), 64, []
     while at < len(data):
-        length, kind = u(data, at, 4), u(data, at + 4, 4)
-        body = data[at + 16 : at + 16 + length]
-        assert u(data, at + 8, 8) == xxhash.xxh3_64_intdigest(body, seed)
-        kinds.append((kind, len(msgpack.unpackb(body))))
-        at += 16 + length
-    assert kinds == [(1, 2), (2, 9), (1, 1), (2, 9)]
+        assert data[at : at + 4] == b"TSR1"
+        length, kind, group = u(data, at + 4, 4), u(data, at + 8, 4), u(data, at + 12, 4)
+        body = data[at + 24 : at + 24 + length]
+        assert u(data, at + 16, 8) == xxhash.xxh3_64_intdigest(data[at + 4 : at + 16] + body, seed)
+        records.append((group, kind, len(msgpack.unpackb(body))))
+        at += 24 + length
+    assert records == [(1, 1, 2), (1, 2, 10), (2, 1, 1), (2, 2, 10)]
 
 
 def test_the_tables_of_slots_and_register():

@@ -53,7 +53,7 @@ async def test_a_failed_log_refuses_everything_and_ends_the_shard(what: str) -> 
     async with serving(files) as (_, connection, ended):
         await connection.call("put", {"topic": "t"}, b'{"durable":true}')
         await connection.call("append", {"topic": "t"}, ONE)
-        files.fail_next(what, "wal/", errno.EIO)
+        files.fail_next(what, "wal/new", errno.EIO)
         assert (await refusal(connection, "append", ONE)).code == errors.NOT_READY
         assert (await refusal(connection, "append", ONE)).code == errors.NOT_READY
         health = (await connection.call("health", {})).head

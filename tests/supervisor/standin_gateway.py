@@ -11,6 +11,7 @@ import socket
 import sys
 from functools import partial
 
+import msgspec
 import trio
 
 from topics import logs
@@ -33,6 +34,8 @@ async def answer(boot, board, stream):
         "slots": len(boot.slots),
         "shards": sorted(boot.shard_sockets),
         "environ": dict(os.environ),
+        "keys": msgspec.to_builtins(boot.key_digests),
+        "key_slots": board.key_count,
     }
     board.gateway(boot.index).add("requests", 1)
     body = json.dumps(known).encode()

@@ -6,6 +6,7 @@ Exit status: 0 clean, 1 failure, 2 usage (also a bad TOPICS_* value).
 import click
 
 from topics import __version__
+from topics.cli.keys import keys
 from topics.cli.serve import serve
 
 
@@ -15,4 +16,5 @@ def main() -> None:
     """topics: a persistent event engine with a JSON-first HTTP API, on one machine."""
 
 
+main.add_command(keys)
 main.add_command(serve)

@@ -36,7 +36,7 @@ class BoardSlot:
     def open(self, engine: Engine) -> None:
         """Replay is through: tell what there is, and let the engine ask before it takes more."""
         caps = {"max_topics": self._max_topics, "max_bytes": self.max_bytes}
-        self._quota = engine.quota = BoardQuota(self._board, self._index, engine.held, **caps)
+        self._quota = engine.quota = BoardQuota(self._board, self._index, engine.holdings, **caps)
         self._quota.publish()
         self.set_progress(1.0)
 

@@ -115,6 +115,7 @@ class Checkpoint:
         commit.next_topic_id, commit.next_epoch = state.next_topic_id, state.next_epoch
         commit.next_slot, commit.now_ms = state.next_slot, state.now_ms
         commit.removed_topics = self.removed
+        commit.idle_lsn = self._store.engine.idle_lsn
         self.retired = [info for info in self._store.data_files.values() if not info.live and not info.chunks]
         commit.removed_files = [info.id for info in self.retired]
 

@@ -63,7 +63,7 @@ class Engine:
         self.clock = clock
         self.register = register
         self.counters = Counters()
-        self.held = Holdings(state)
+        self.holdings = Holdings(state)
         self.quota = Quota()
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
@@ -76,7 +76,7 @@ class Engine:
         self._queue: deque[Frame] = deque()
         self._pending: deque[Pending] = deque()
         self._used_slots = set(used_slots)
-        self._idle_lsn = next_lsn - 1 if idle else -1
+        self.idle_lsn = next_lsn - 1 if idle else -1  # the newest idle mark
         self._wake = wake
         self._keys_swept_ms = 0
 
@@ -98,7 +98,7 @@ class Engine:
         before, records, size = topic.evicted.ttl_seq, topic.count, topic.bytes
         topic.expire(self.now())
         if topic.evicted.ttl_seq != before:
-            self.held.moved(topic, records, size)
+            self.holdings.moved(topic, records, size)
             self._mark_dirty(topic)
 
     # --- commands -------------------------------------------------------------------------------------------------
@@ -207,10 +207,10 @@ class Engine:
 
     def go_idle(self) -> None:
         """Note in the log that nothing acked is at risk; the next ungated write waits for its sync."""
-        if self.last_lsn == self._idle_lsn or self._queue or self._pending or self.poisoned:
+        if self.last_lsn == self.idle_lsn or self._queue or self._pending or self.poisoned:
             return
         lsn = self._enqueue(WentIdle(), ())
-        self._idle_lsn = lsn
+        self.idle_lsn = lsn
 
     # --- the log --------------------------------------------------------------------------------------------------
 
@@ -304,7 +304,7 @@ class Engine:
     def _apply(self, topic: Topic, event: Event, lsn: int) -> Any:
         records, size = topic.count, topic.bytes
         result = core.apply(self.state, event, lsn)
-        self.held.moved(topic, records, size)
+        self.holdings.moved(topic, records, size)
         self._mark_dirty(topic)
         return result
 
@@ -341,7 +341,7 @@ class Engine:
         size = sum(sum(block.sizes()) for block in event.blocks)
         topic.pending_records += event.count
         topic.pending_bytes += size
-        self.held.pending_bytes += size
+        self.holdings.pending_bytes += size
         if event.key:
             topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
             topic.pending_keys[event.key] = []
@@ -349,7 +349,7 @@ class Engine:
         def settle() -> list[Callable[[], None]]:
             topic.pending_records -= event.count
             topic.pending_bytes -= size
-            self.held.pending_bytes -= size
+            self.holdings.pending_bytes -= size
             return topic.pending_keys.pop(event.key, []) if event.key and topic.pending_keys is not None else []
 
         return settle
@@ -376,7 +376,7 @@ class Engine:
             event = CeilingReserved(topic.id, topic.reserved)
             lsn = self._enqueue(event, ())
             self._pending.append(Pending(lsn, topic, event, lambda _: None, lambda _: None))
-        return last_seq > topic.ceiling or self.durable_lsn <= self._idle_lsn
+        return last_seq > topic.ceiling or self.durable_lsn <= self.idle_lsn
 
     def _append_new(self, name: str, request: Append, now: int, done: Done, fail: Fail) -> None:
         config = core.config_of_new(name, request)
@@ -407,13 +407,13 @@ class Engine:
 
     def _create(self, created: TopicCreated, event: Event, done: Done, fail: Fail) -> Topic:
         """Bring a topic into being. It takes seqs at once, but nobody sees it before it is durable."""
+        if created.slot >= self.register.capacity():
+            self.register.grow(2 * created.slot)  # may fail on a full disk: before anything is logged
         slot = slot_of(created.name)
         fresh = () if slot in self._used_slots else (slot,)
         self._used_slots.update(fresh)
         lsn = self._enqueue(event, fresh)
         topic: Topic = core.apply(self.state, created, lsn)
-        if topic.slot >= self.register.capacity():
-            self.register.grow(2 * topic.slot)
         self.register.set(topic.slot, 0)
         topic.pending += 1
 
@@ -457,6 +457,7 @@ class Engine:
             parked, topic.parked = topic.parked or [], None
             if type(event) is TopicRemoved:
                 self.removed_topics.append(topic.id)
+                self.quota.publish()
                 self.dirty.discard(topic)
                 self.register.set(topic.slot, 0)
             done(result)

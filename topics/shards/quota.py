@@ -125,30 +125,30 @@ def grows_by(topic: Topic | None, records: int, size: int) -> int:
     """
     if topic is None:
         return size
-    before = topic.bytes + topic.pending_bytes
+    config, before = topic.config, topic.bytes + topic.pending_bytes
     after = before + size
-    config = topic.config
-    if config.cap_records:
-        after -= _size_of_oldest(topic, topic.count + topic.pending_records + records - config.cap_records)
-    if config.cap_bytes:
-        after = min(after, config.cap_bytes)
-    return after - before
+    excess_records = topic.count + topic.pending_records + records - config.cap_records if config.cap_records else 0
+    excess_bytes = after - config.cap_bytes if config.cap_bytes else 0
+    if excess_records > 0 or excess_bytes > 0:
+        after -= _size_of_oldest(topic, excess_records, excess_bytes)
+    return (min(after, config.cap_bytes) if config.cap_bytes else after) - before
 
 
-def _size_of_oldest(topic: Topic, count: int) -> int:
-    """Live bytes of the oldest `count` applied records, or of all there are."""
-    size = 0
+def _size_of_oldest(topic: Topic, records: int, least: int) -> int:
+    """Live bytes of the oldest applied records: of so many that they are `records` and have `least` bytes, or of all.
+
+    They are what the caps evict, as long as they do not have to evict what is not applied yet.
+    """
+    count = size = 0
     for chunk in topic.chunks:
-        if count <= 0:
-            break
-        if chunk.live <= count:
+        if count + chunk.live <= records or size + chunk.live_bytes <= least:
+            count += chunk.live
             size += chunk.live_bytes
-            count -= chunk.live
             continue
         for index, record_size in enumerate(chunk.sizes):
-            if not count:
-                break
+            if count >= records and size >= least:
+                return size
             if not chunk.dead >> index & 1:
+                count += 1
                 size += record_size
-                count -= 1
     return size

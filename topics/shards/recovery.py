@@ -48,18 +48,20 @@ def recover(
     bounds = bounds or Limits()
     _make_directories(files)
     snap = snapshot.read_snapshot(files)
+    _check_that_log_meets(files, snap)
     state, unflipped = _load_topics(snap)
-    _load_chunks(files, snap, state, unflipped)
+    unreadable = _load_chunks(files, snap, state, unflipped)
     progress(0.2)
     report = walscan.WalReport(snap.commit.cut_lsn)
-    touched = _replay(files, state, report, lambda done, total: progress(0.2 + 0.8 * done / total))
+    touched = _lose_unreadable(state, unreadable)
+    touched |= _replay(files, state, report, lambda done, total: progress(0.2 + 0.8 * done / total))
     walscan.settle(files, report)
     snapshot_log = snapshot.SnapshotLog(files, snap)
     _remove_litter(files, snap)
 
     register = files.map_register(REGISTER, state.next_slot + REGISTER_SPARE)
     trusted = register.get(0) == _boot_mark(files)
-    idle = report.last_kind == IDLE
+    idle = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
     losses = list(_find_losses(state, register, trusted=trusted, idle=idle, damaged=bool(report.damage)))
     slots = UsedSlots(files)
     writer = WalWriter(files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes)
@@ -85,6 +87,16 @@ def _make_directories(files: Files) -> None:
 # --- the snapshot -------------------------------------------------------------------------------------------------
 
 
+def _check_that_log_meets(files: Files, snap: SnapshotState) -> None:
+    """Log files go only when a checkpoint covers them: a log that begins later says that the checkpoint is gone."""
+    first = walscan.first_lsn(files)
+    if snap.generation and first is not None and first > snap.commit.cut_lsn + 1:
+        raise snapshot.BadSnapshot(
+            f"{snapshot.path_of(snap.generation)} ends at frame {snap.commit.cut_lsn}, but the log begins at {first}: "
+            "the last checkpoint cannot be read. Nothing was changed. Restore this shard from a backup."
+        )
+
+
 def _load_topics(snap: SnapshotState) -> tuple[ShardState, dict[int, SeqRanges]]:
     """The topics without their logs, and the deletes that their files may not show."""
     state = ShardState()
@@ -102,13 +114,23 @@ def _load_topics(snap: SnapshotState) -> tuple[ShardState, dict[int, SeqRanges]]
     return state, unflipped
 
 
-def _load_chunks(files: Files, snap: SnapshotState, state: ShardState, unflipped: dict[int, SeqRanges]) -> None:
-    """Hang the stored blocks under their topics."""
+def _load_chunks(
+    files: Files, snap: SnapshotState, state: ShardState, unflipped: dict[int, SeqRanges]
+) -> list[DataFile]:
+    """Hang the stored blocks under their topics; the files of which some cannot be told or read any more."""
     found: dict[int, list[Chunk]] = defaultdict(list)
+    unreadable = []
     for info in snap.files.values():
-        handle = files.open(info.path)
         try:
-            for entry, chunk in datafile.chunks_of(info, datafile.read_index(files, info)):
+            handle = files.open(info.path)
+        except FileNotFoundError:
+            log.error("%s is missing; what only it held is reported to readers as lost", info.path)
+            unreadable.append(info)
+            continue
+        try:
+            index = datafile.read_index(files, info)
+            unreadable += [info] if index.lost_bytes else []
+            for entry, chunk in datafile.chunks_of(info, index):
                 topic = state.by_id.get(entry.topic_id)
                 if topic is not None and chunk.last_seq >= _floor(topic) and not _is_superseded(topic, info):
                     info.live += chunk.live
@@ -119,6 +141,33 @@ def _load_chunks(files: Files, snap: SnapshotState, state: ShardState, unflipped
             handle.close()
     for topic_id, chunks in found.items():
         _attach(state.by_id[topic_id], chunks)
+    return unreadable
+
+
+def _lose_unreadable(state: ShardState, unreadable: list[DataFile]) -> set[int]:
+    """Seqs that no block holds, in topics a damaged file may have held blocks of, are lost; the topics' ids."""
+    touched = set()
+    for info in unreadable:
+        for topic in list(state.by_id.values()):
+            concerned = topic.id == info.topic_id if info.kind == datafile.SEGMENT else topic.packs_from <= info.id
+            if concerned:
+                touched.add(topic.id)
+                for first, last in _uncovered(topic):
+                    topic.lose(first, last, CORRUPT)
+    return touched
+
+
+def _uncovered(topic: Topic) -> list[tuple[int, int]]:
+    """Stretches between the floor and the head that no chunk covers."""
+    gaps = []
+    at = _floor(topic)
+    for chunk in topic.chunks:
+        if chunk.first_seq > at:
+            gaps.append((at, chunk.first_seq - 1))
+        at = chunk.last_seq + 1
+    if at <= topic.head_seq:
+        gaps.append((at, topic.head_seq))
+    return gaps
 
 
 def _floor(topic: Topic) -> int:

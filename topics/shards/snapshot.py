@@ -6,16 +6,19 @@ grown to a multiple of what it would be anew, it is rewritten as one group in a 
 sync, rename, sync of the directory), and only then does the old one go.
 
 File: a 64-byte header (magic "TOPICSSN", version u32, 0 u32, generation u64, seed u64, 24 reserved, XXH3-64 of 0..56),
-then records: length u32, kind u32 (1 topics, 2 commit), XXH3-64 of the body with the seed u64, body (msgpack).
+then records: magic "TSR1", length u32, kind u32 (1 topics, 2 commit), group u32 (1, 2, 3 … of the file), XXH3-64 of the
+12 bytes before and the body with the seed u64, body (msgpack).
 
-A crash leaves at most a torn record at the end, whose WAL files are all still there.
+A crash leaves at most a torn group at the end, whose WAL files are all still there. A bad record with a good one of a
+later group behind it is not that: the bad group was synced once, and what it replaced is gone. Then nothing is touched
+and the shard refuses to start.
 """
 
 import contextlib
 import os
 import struct
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import xxhash
@@ -31,7 +34,8 @@ from topics.shards.files import File, Files
 MAGIC = b"TOPICSSN"
 VERSION = 1
 _HEADER = struct.Struct("<8sIIQQ24sQ")
-_RECORD = struct.Struct("<IIQ")
+_RECORD = struct.Struct("<4sIIIQ")
+RECORD_MAGIC = b"TSR1"
 _U64 = struct.Struct("<Q")
 TOPICS, COMMIT = 1, 2
 BATCH = 512  # topics in one record
@@ -49,6 +53,7 @@ class Commit:
     __slots__ = (
         "added",
         "cut_lsn",
+        "idle_lsn",
         "next_epoch",
         "next_file_id",
         "next_slot",
@@ -65,6 +70,7 @@ class Commit:
         self.next_slot = 1
         self.next_file_id = 1
         self.now_ms = 0
+        self.idle_lsn = -1  # the newest idle mark, which the log may not have any more
         self.added: list[DataFile] = []
         self.removed_files: list[int] = []
         self.removed_topics: list[int] = []
@@ -74,7 +80,7 @@ class Commit:
         return _pack(
             [
                 self.cut_lsn, self.next_topic_id, self.next_epoch, self.next_slot, self.next_file_id, self.now_ms,
-                files, self.removed_files, self.removed_topics,
+                files, self.removed_files, self.removed_topics, self.idle_lsn,
             ]
         )  # fmt: skip
 
@@ -89,13 +95,14 @@ class SnapshotState:
         self.files: dict[int, DataFile] = {}
         self.end = 0
         self.seed = 0
+        self.group = 0  # the last committed one
 
     def fold(self, topics: Iterable[tuple[int, bytes]], body: list[Any]) -> None:
         commit = self.commit
         (
             commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_slot, commit.next_file_id,
-            commit.now_ms, files, removed_files, removed_topics,
-        ) = body[:9]  # fmt: skip
+            commit.now_ms, files, removed_files, removed_topics, commit.idle_lsn,
+        ) = body[:10]  # fmt: skip
         self.topics.update(topics)
         for topic_id in removed_topics:
             self.topics.pop(topic_id, None)
@@ -149,7 +156,7 @@ def decode_topic(topic_id: int, data: bytes) -> tuple[Topic, SeqRanges]:
 
 def generations(files: Files) -> list[int]:
     names = (name.removeprefix("snapshot.") for name in files.list(".") if name.startswith("snapshot."))
-    return sorted(int(name) for name in names if name.isdigit())
+    return sorted(int(name) for name in names if name.isascii() and name.isdigit())
 
 
 def path_of(generation: int) -> str:
@@ -180,20 +187,54 @@ def decode_snapshot(data: bytes, generation: int) -> SnapshotState:
     state.seed = seed
     at = state.end = _HEADER.size
     waiting: list[tuple[int, bytes]] = []
-    while at + _RECORD.size <= len(data):
-        length, kind, check = _RECORD.unpack_from(data, at)
-        body = data[at + _RECORD.size : at + _RECORD.size + length]
-        if len(body) != length or not length or xxhash.xxh3_64_intdigest(body, seed) != check:
-            break  # a torn append: its checkpoint never happened
-        at += _RECORD.size + length
-        fields = msgpack.unpackb(body, raw=False, strict_map_key=False)
-        if kind == TOPICS:
+    while (record := _record_at(data, at, seed)) is not None and record.group == state.group + 1:
+        at = record.end
+        fields = msgpack.unpackb(record.body, raw=False, strict_map_key=False)
+        if record.kind == TOPICS:
             waiting += [(topic_id, entry) for topic_id, entry in fields]
         else:
             state.fold(waiting, fields)
+            state.group = record.group
             waiting = []
             state.end = at
+    if _later_group(data, at, seed, state.group + 1):
+        raise BadSnapshot(_message(generation, f"it is damaged near byte {at}, before a later checkpoint"))
     return state
+
+
+class _Record(NamedTuple):
+    kind: int
+    group: int
+    body: bytes
+    end: int
+
+
+def _record_at(data: bytes, at: int, seed: int) -> _Record | None:
+    if at + _RECORD.size > len(data):
+        return None
+    magic, length, kind, group, check = _RECORD.unpack_from(data, at)
+    body = data[at + _RECORD.size : at + _RECORD.size + length]
+    if magic != RECORD_MAGIC or len(body) != length or kind not in (TOPICS, COMMIT):
+        return None
+    if _check_of(data[at + 4 : at + 16], body, seed) != check:
+        return None
+    return _Record(kind, group, body, at + _RECORD.size + length)
+
+
+def _check_of(head: bytes, body: bytes, seed: int) -> int:
+    digest = xxhash.xxh3_64(head, seed)
+    digest.update(body)
+    return digest.intdigest()
+
+
+def _later_group(data: bytes, at: int, seed: int, group: int) -> bool:
+    """Whether a good record of a group above `group` stands anywhere behind `at`."""
+    while (at := data.find(RECORD_MAGIC, at)) >= 0:
+        record = _record_at(data, at, seed)
+        if record is not None and record.group > group:
+            return True
+        at = record.end if record is not None else at + 1
+    return False
 
 
 def _message(generation: int, what: str) -> str:
@@ -216,6 +257,7 @@ class SnapshotLog:
         self._seed = state.seed
         self._end = state.end
         self._base = state.end
+        self._group = state.group
         self.in_doubt = False
         self._file: File | None = files.open(path_of(state.generation)) if state.generation else None
         if self._file is not None:
@@ -229,7 +271,7 @@ class SnapshotLog:
         if self._file is None or self._end > max(REWRITE_MIN_BYTES, REWRITE_FACTOR * self._base):
             self._rewrite(entries, commit)
             return
-        parts = _records(entries, commit.pack(), self._seed)
+        parts = _records(entries, commit.pack(), self._seed, self._group + 1)
         self.in_doubt = True
         try:
             self._file.write_at(self._end, parts)
@@ -240,6 +282,7 @@ class SnapshotLog:
         self._file.sync()
         self.in_doubt = False
         self._end += sum(map(len, parts))
+        self._group += 1
 
     def _take_back(self, file: File) -> None:
         if file.size() > self._end:
@@ -258,7 +301,7 @@ class SnapshotLog:
         seed = int.from_bytes(os.urandom(8), "little")
         head = _HEADER.pack(MAGIC, VERSION, 0, generation, seed, bytes(24), 0)[:56]
         parts = [head + _U64.pack(xxhash.xxh3_64_intdigest(head))]
-        parts += _records(list(state.topics.items()), whole.pack(), seed)
+        parts += _records(list(state.topics.items()), whole.pack(), seed, 1)
         tmp = "snapshot.tmp"
         self._files.unlink(tmp)
         file = self._files.create(tmp)
@@ -274,17 +317,19 @@ class SnapshotLog:
                 self._files.unlink(path_of(self._generation))
         self._file, self._generation, self._seed = file, generation, seed
         self._end = self._base = sum(map(len, parts))
+        self._group = 1
 
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
 
-def _records(entries: list[tuple[int, bytes]], commit: bytes, seed: int) -> list[bytes]:
+def _records(entries: list[tuple[int, bytes]], commit: bytes, seed: int, group: int) -> list[bytes]:
     parts: list[bytes] = []
     bodies = [(TOPICS, _pack(entries[at : at + BATCH])) for at in range(0, len(entries), BATCH)]
     for kind, body in [*bodies, (COMMIT, commit)]:
-        parts += (_RECORD.pack(len(body), kind, xxhash.xxh3_64_intdigest(body, seed)), body)
+        head = struct.pack("<III", len(body), kind, group)
+        parts += (RECORD_MAGIC + head + _U64.pack(_check_of(head, body, seed)), body)
     return parts
 
 

@@ -70,6 +70,18 @@ def list_files(files: Files) -> list[int]:
     return sorted(int(match[1]) for name in files.list(wal.DIRECTORY) if (match := _FILE_NAME.fullmatch(name)))
 
 
+def first_lsn(files: Files) -> int | None:
+    """The lsn with which the log begins; None if there is no log, or if a file does not tell."""
+    headers = []
+    for number in list_files(files):
+        file = files.open(wal.file_path(number))
+        try:
+            headers.append(wal.decode_file_header(file.read_at(0, wal.HEADER_BYTES)))
+        finally:
+            file.close()
+    return min((header[1] for header in headers if header is not None), default=None) if None not in headers else None
+
+
 def load(files: Files, number: int) -> bytes:
     file = files.open(wal.file_path(number))
     try:
