@@ -129,3 +129,15 @@ def test_the_lock_of_a_killed_process_is_free(path):
         holder.send_signal(signal.SIGKILL)
         with board.locked():
             pass
+
+
+def test_shards_have_counted_when_every_one_that_is_served_has(path):
+    board = Board.create(path, shards=3, gateways=1)
+    board.watch_shard(0).set("state", ChildState.STARTING)
+    board.watch_shard(2).set("state", ChildState.READY)
+    board.shard(0).set("counted", 1)
+    assert not board.all_counted()
+    board.shard(2).set("counted", 1)
+    assert board.all_counted()
+    board.watch_shard(2).set("state", ChildState.DOWN)
+    assert board.all_counted()  # what it said stands

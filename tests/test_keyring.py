@@ -69,9 +69,13 @@ def test_a_token_is_compared_with_every_key_whichever_matches(monkeypatch, token
 
 def test_a_connection_remembers_the_last_key_that_was_accepted(monkeypatch):
     connection = ConnectionKey(ring_of("a:read,b:write"))
-    looked_up = []
-    find = KeyRing.find
-    monkeypatch.setattr(KeyRing, "find", lambda ring, digest: looked_up.append(digest) or find(ring, digest))
+    looked_up, find = [], KeyRing.find
+
+    def watched(ring, digest):
+        looked_up.append(digest)
+        return find(ring, digest)
+
+    monkeypatch.setattr(KeyRing, "find", watched)
     tokens = [b"a", b"a", b"wrong", b"wrong", b"a", b"b", b"b", b"a", None]
     found = [connection.authenticate(token) for token in tokens]
     assert [principal and principal.index for principal in found] == [0, 0, None, None, 0, 1, 1, 0, None]

@@ -205,9 +205,10 @@ def appended(topic, sizes):
 batch = st.lists(st.integers(0, 300), min_size=1, max_size=5)
 
 
-@given(
-    st.lists(batch, max_size=6), batch, st.integers(0, 6), st.sampled_from([0, 100, 700]), st.sets(st.integers(1, 9))
-)
+caps = st.tuples(st.integers(0, 6), st.sampled_from([0, 100, 700]))
+
+
+@given(st.lists(batch, max_size=6), batch, caps, st.sets(st.integers(1, 9)))
 def test_a_write_grows_a_topic_by_no_more_than_was_said(writes, last, caps, deleted):
     topic = Topic(1, "t", 1, TopicConfig(cap_records=caps[0], cap_bytes=caps[1]))
     for sizes in writes:

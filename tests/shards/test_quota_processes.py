@@ -51,12 +51,16 @@ def test_caps_are_exact_when_processes_race(tmp_path, max_topics, max_bytes):
     path = str(tmp_path / "board")
     board = Board.create(path, shards=4, gateways=1)
     run = [sys.executable, "-c", RACE, path]
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    racers = [subprocess.Popen([*run, str(n), str(max_topics), str(max_bytes)], **pipes) for n in range(4)]
+    racers = [
+        subprocess.Popen([*run, str(n), str(max_topics), str(max_bytes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        for n in range(4)
+    ]
     for racer in racers:
-        assert racer.stdout.readline() == "ready\n"
+        assert racer.stdout is not None
+        assert racer.stdout.readline() == b"ready\n"
     for racer in racers:
-        racer.stdin.write("go\n")
+        assert racer.stdin is not None
+        racer.stdin.write(b"go\n")
         racer.stdin.flush()
     ends = [tuple(map(int, racer.communicate()[0].split())) for racer in racers]
     assert min(topics for topics, _ in ends) > 0  # it was a race

@@ -118,6 +118,7 @@ async def test_tag_deletes_reach_memory_packs_and_segments(shard: ShardProcess) 
     shard._args = ("--segment-events", "50")
     shard.start()
     async with shard.connected() as client:
+        await client.put("t", durable=True)
         for batch in range(4):
             records = [{"data": i, "tag": f"u{i % 7}:{batch}"} for i in range(60)]
             await client.call("append", "t", {"records": records})

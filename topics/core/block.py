@@ -29,6 +29,7 @@ import struct
 import sys
 from array import array
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from operator import lt
 
 import xxhash
@@ -127,6 +128,29 @@ class Block:
         self.hops.append(hops)
         if not self.crlf and (b"\n" in text or b"\r" in text):
             self.crlf = True
+
+    def fill(
+        self,
+        texts: Sequence[bytes],
+        data_offs: Sequence[int],
+        meta_lens: Sequence[int] = (),
+        tags: Sequence[bytes] = (),
+        nodes: Sequence[bytes] = (),
+    ) -> None:
+        """Give an empty block all its records at once, all at `base_ts`. Empty columns: no record has such a thing."""
+        n = len(texts)
+        text = b",".join(texts)
+        self.text = bytearray(text)
+        self.ends = array("I", [end - 1 for end in accumulate([len(text) + 1 for text in texts])])
+        self.ts = array("I", bytes(4 * n))
+        self.tags = bytearray(b"".join(tags))
+        self.tag_ends = array("I", accumulate(map(len, tags))) if tags else array("I", bytes(4 * n))
+        self.data_offs = array("H", data_offs)
+        self.meta_lens = array("H", meta_lens) if meta_lens else array("H", bytes(2 * n))
+        self.node_ids = array("H", [self._node_id(node) if node else 0 for node in nodes] or bytes(2 * n))
+        self.priorities = bytearray(n)
+        self.hops = bytearray(n)
+        self.crlf = b"\n" in text or b"\r" in text
 
     def _node_id(self, node: bytes) -> int:
         try:

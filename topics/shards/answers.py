@@ -9,6 +9,7 @@ from topics.errors import TopicsError
 
 Done = Callable[[Any], None]
 Fail = Callable[[TopicsError], None]
+Retries = list[Callable[[], None]]
 
 
 class Appending(NamedTuple):

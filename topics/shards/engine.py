@@ -39,7 +39,7 @@ from topics.core.state import ShardState
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.ids import slot_of
-from topics.shards.answers import Appending, Counters, Done, Fail, Pending
+from topics.shards.answers import Appending, Counters, Done, Fail, Pending, Retries
 from topics.shards.files import Register
 from topics.shards.quota import Holdings, Quota, disk_full, queue_full
 from topics.shards.wal import Frame
@@ -336,7 +336,7 @@ class Engine:
         else:
             self._log(topic, event, gate, finish, fail)
 
-    def _pend(self, topic: Topic, event: Appended) -> Callable[[], list[Callable[[], None]]]:
+    def _pend(self, topic: Topic, event: Appended) -> Callable[[], Retries]:
         """Count a write that has to wait against caps and keys; calling the result ends that and gives its retries."""
         size = sum(sum(block.sizes()) for block in event.blocks)
         topic.pending_records += event.count
@@ -346,7 +346,7 @@ class Engine:
             topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
             topic.pending_keys[event.key] = []
 
-        def settle() -> list[Callable[[], None]]:
+        def settle() -> Retries:
             topic.pending_records -= event.count
             topic.pending_bytes -= size
             self.holdings.pending_bytes -= size
