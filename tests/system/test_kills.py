@@ -1,0 +1,90 @@
+"""SIGKILL of shards, gateways, the supervisor and everything at once, under load."""
+
+import random
+import signal
+
+import pytest
+
+from tests.system.load import Load
+
+SHARDS, GATEWAYS = 3, 2
+ROUNDS = 12
+
+
+class Hurt:
+    """The ways to hurt a server; each returns when it is whole again."""
+
+    def __init__(self, server, dice) -> None:
+        self.server = server
+        self.dice = dice
+
+    def shard(self):
+        self._children(("shard", self.dice.randrange(SHARDS)))
+
+    def gateway(self):
+        self._children(("gateway", self.dice.randrange(GATEWAYS)))
+
+    def every_shard(self):
+        self._children(*(("shard", n) for n in range(SHARDS)))
+
+    def shard_and_gateways(self):
+        self._children(("shard", self.dice.randrange(SHARDS)), ("gateway", 0), ("gateway", 1))
+
+    def shard_that_comes_back(self):
+        """Killed again while it replays."""
+        server, index = self.server, self.dice.randrange(SHARDS)
+        pid = server.kill("shard", index)
+        again = server.kill("shard", index)
+        server.wait_back("shard", index, again if again != pid else pid)
+
+    def shard_cleanly(self):
+        """It ends with a checkpoint, and starts again from it."""
+        index = self.dice.randrange(SHARDS)
+        pid = self.server.kill("shard", index, signal.SIGTERM)
+        self.server.wait_back("shard", index, pid)
+
+    def supervisor(self):
+        """Its children end by themselves; a new server starts, even before they have."""
+        old = self.server.holders()
+        self.server.kill_supervisor()
+        if self.dice.random() < 0.5:
+            self.server.wait_gone()
+        self.server.start().wait_ready()
+        assert not old & self.server.holders()
+
+    def everything(self):
+        self.server.kill_all()
+        self.server.start().wait_ready()
+
+    def _children(self, *which):
+        pids = [self.server.kill(*child) for child in which]
+        for child, pid in zip(which, pids, strict=True):
+            self.server.wait_back(*child, pid)
+
+
+WAYS = [name for name in vars(Hurt) if not name.startswith("_")]
+
+
+@pytest.mark.slow
+def test_nothing_acked_is_lost_doubled_or_reordered(serve):
+    seed = random.randrange(1 << 32)
+    print("seed", seed)
+    dice = random.Random(seed)
+    server = serve(shards=SHARDS, gateways=GATEWAYS)
+    hurt = Hurt(server, dice)
+    ways = (dice.sample(WAYS, len(WAYS)) + dice.choices(WAYS, k=ROUNDS))[:ROUNDS]
+    with Load(server, seed) as load:
+        load.wait_progress()
+        for way in ways:
+            print(way)
+            getattr(hurt, way)()
+            load.wait_progress()
+    print(load.verify())
+    server.kill_all()
+    server.start().wait_ready()
+    load.verify()
+    assert server.stop() == 0
+    assert not server.holders()
+    server.start().wait_ready()
+    load.verify()
+    assert "Traceback" not in server.text()
