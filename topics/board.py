@@ -126,6 +126,26 @@ class Slot:
         return {name: self._cells[cell] for name, cell in self._fields.items()}
 
 
+class KeyCells:
+    """One count of one key: this gateway's cell, and the same of all gateways. Made once, used by every request."""
+
+    __slots__ = ("_all", "_cells", "_own")
+
+    def __init__(self, board: "Board", gateway: int, key: int, field: str) -> None:
+        self._cells = board._cells
+        self._own = board.key_cell(gateway, key, field)
+        self._all = tuple(board.key_cell(each, key, field) for each in range(board.gateway_count))
+
+    def add(self, change: int) -> None:
+        """Never below zero."""
+        self._cells[self._own] = max(0, self._cells[self._own] + change)
+
+    def total(self) -> int:
+        """Over all gateways; exact inside `locked`."""
+        cells = self._cells
+        return sum([cells[cell] for cell in self._all])
+
+
 class Board:
     def __init__(self, fd: int) -> None:
         self._fd = fd

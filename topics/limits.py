@@ -63,6 +63,7 @@ RPC_PARTIAL_BYTES = 2 * RPC_BODY_MAX  # unfinished bodies under way on one conne
 RPC_SWEEP_MS = 25  # deadlines fire at most this late, never early
 RPC_BACKOFF_MIN_MS = 10  # after a failed connect calls fail at once for this long, doubling up to the next line
 RPC_BACKOFF_MAX_MS = 1_000
+RPC_CONNECTIONS_MAX = 256  # of one server: every gateway has one, the supervisor one, the rest are for tools
 RPC_BACKLOG = 128  # connections the kernel holds for a server that is busy
 
 # --- HTTP ---------------------------------------------------------------------------------------------------------
@@ -72,9 +73,13 @@ HTTP_HEADERS_MAX = 128
 HTTP_RECEIVE_BYTES = 64 * KIB
 HTTP_AHEAD_BYTES = 64 * KIB  # read ahead of a request under way (pipelining), then the client has to wait
 HTTP_PIPELINED_MAX = 16  # answered in a row before other connections get a turn
+HTTP_BYTES_PER_S = 16 * KIB  # a client that sends a body, or takes an answer, more slowly on the whole is cut off
 HTTP_ACCEPTS_PER_WAKE = 8
 HTTP_JOIN_BYTES = 64 * KIB  # head and body up to this size leave as one buffer, larger ones as several
 HTTP_LINGER_BYTES = 16 * MIB  # read and dropped after a refusal, so that the client sees it instead of a reset
+HTTP_BODIES_BYTES = 512 * MIB  # of request bodies that one gateway holds at once
+HTTP_FREE_BODY_BYTES = 64 * KIB  # a body up to this size is not counted there
+INFLATE_THREADS = 4  # each may hold an inflated body that is not counted yet
 GZIP_MIN_BYTES = 1 * KIB  # smaller answers are not worth compressing
 GZIP_THREAD_BYTES = 32 * KIB  # above this, compression and inflation happen in a thread
 CALL_DEADLINE_MS = 30_000  # a shard that does not answer this long counts as down
@@ -111,3 +116,4 @@ assert Limits().body_bytes * 2 < WAL_FRAME_MAX <= RPC_BODY_MAX
 assert Limits().meta_bytes < 0xFFFF - 4 * KIB  # block columns keep meta lengths in 16 bits, with room for stamps
 assert RPC_JOIN_BYTES < RPC_CHUNK_BYTES <= RPC_SEND_BATCH_BYTES < RPC_SEND_QUEUE_BYTES // 4
 assert RPC_BODY_MAX <= RPC_PARTIAL_BYTES
+assert Limits().body_bytes * 2 <= HTTP_BODIES_BYTES

@@ -42,6 +42,7 @@ class Caps(msgspec.Struct, frozen=True):
     sse_connections_per_key: int = 1_000
     inflight_per_key: int = 1_000
     total_bytes: int = 0
+    connections: int = 10_000  # of one gateway
 
 
 class Settings(msgspec.Struct, frozen=True):
@@ -201,6 +202,7 @@ OPTIONS: tuple[Option, ...] = (
     _cap("sse_connections_per_key", "Open streams of one key"),
     _cap("inflight_per_key", "Requests under way of one key"),
     _cap("total_bytes", "Bytes of all retained records"),
+    _cap("connections", "Open connections of one gateway"),
 )
 
 

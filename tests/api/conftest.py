@@ -1,4 +1,4 @@
-"""Instances for tests: one shared by most, and a maker of others."""
+"""Servers for tests: a real `topics serve` shared by most, and a maker of instances without a supervisor."""
 
 import zlib
 from collections.abc import Iterator
@@ -8,16 +8,17 @@ import httpx
 import pytest
 
 from tests.api.instance import WAIT_S, Instance
+from topics.testing.server import Server
 
 
 @pytest.fixture(scope="session")
-def instance(tmp_path_factory) -> Iterator[Instance]:
-    """Two shards shared by all tests; each test uses names of its own."""
-    started = Instance(tmp_path_factory.mktemp("api"), 2, {"TOPICS_MAX_BODY_BYTES": str(4 * 1024 * 1024)})
-    try:
-        yield started.start()
-    finally:
-        started.close()
+def instance(tmp_path_factory) -> Iterator[Server]:
+    """Two shards and two gateways shared by all tests; each test uses names of its own."""
+    folder = tmp_path_factory.mktemp("api")
+    with Server(folder, shards=2, gateways=2, max_body_bytes=4 * 1024 * 1024) as server:
+        yield server.start().wait_ready()
+        assert server.stop() == 0
+        assert not server.holders()
 
 
 @pytest.fixture

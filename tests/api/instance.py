@@ -1,4 +1,8 @@
-"""Real processes: shards and a gateway, started through the same contract as the supervisor's."""
+"""Shards and a gateway one by one, started through the same contract as the supervisor's.
+
+For what a whole server cannot show, such as a gateway before its shards are there. Most tests use the real
+`topics serve` (topics/testing/server.py), as the fixture `instance`.
+"""
 
 import json
 import os
@@ -19,6 +23,7 @@ import msgspec
 from topics.board import Board
 from topics.ids import SLOTS
 from topics.settings import GatewayBoot, load
+from topics.testing.server import Server
 
 WAIT_S = 20.0
 
@@ -133,7 +138,7 @@ class Instance:
         shutil.rmtree(self.run)
 
 
-def raw(instance: Instance, data: bytes, *, until: bytes | None = None) -> bytes:
+def raw(instance: Instance | Server, data: bytes, *, until: bytes | None = None) -> bytes:
     """Send bytes as they are, and read to the end (or until some bytes have come)."""
     with socket.create_connection(("127.0.0.1", instance.port), timeout=WAIT_S) as sock:
         sock.sendall(data)

@@ -8,6 +8,7 @@ from typing import Any
 import trio
 
 from topics.errors import TopicsError
+from topics.gateway.access import Door
 from topics.gateway.app import create_app
 from topics.gateway.dispatch import Gateway
 from topics.gateway.server import Patience, Server
@@ -172,13 +173,20 @@ def http_only(app: Any) -> Any:
 
 @asynccontextmanager
 async def serving(
-    app: Any = None, *, patience: Patience = QUICK, body_bytes: int = 1 << 20, grace_s: float = WAIT_S
+    app: Any = None,
+    *,
+    patience: Patience = QUICK,
+    body_bytes: int = 1 << 20,
+    grace_s: float = WAIT_S,
+    door: Door | None = None,
+    max_connections: int = 0,
 ) -> AsyncIterator[Bench]:
     """A server on a free port until the block ends. `app` stands in for Quart."""
     shards = FakeShards()
-    gateway = Gateway(shards, ROUTES, Limits(body_bytes=body_bytes))  # type: ignore[arg-type]
-    server = Server(gateway, http_only(app) if app else create_app(gateway), patience)
-    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+    gateway = Gateway(shards, ROUTES, Limits(body_bytes=body_bytes), door=door or Door())  # type: ignore[arg-type]
+    asgi = http_only(app) if app else create_app(gateway)
+    server = Server(gateway, asgi, patience, max_connections=max_connections)
+    listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     bench = Bench(server, shards, listener.getsockname()[1], trio.Event())
 
     async def run(*, task_status: Any) -> None:

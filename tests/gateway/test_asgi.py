@@ -203,3 +203,29 @@ async def test_a_stall_cuts_the_app_short():
         await client.send(request("POST", "/x", b"abc")[:-1])
         assert (await client.response()).status == 408
         assert events == ["http.request", "http.disconnect"]
+
+
+async def test_a_client_that_goes_while_it_is_answered_is_no_failure_of_the_app(caplog):
+    """Also when the app sends from a nursery of its own, as Quart-Trio does: that wraps what `send` raises."""
+    ended = trio.Event()
+
+    async def app(scope, receive, send):
+        async def talk():
+            await send(START)
+            while True:
+                await send(body(b"x" * 1_000_000, more=True))
+
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(talk)
+        finally:
+            ended.set()
+
+    async with serving(app) as bench:
+        async with bench.client() as client:
+            await client.send(request("GET", "/x"))
+            await client.until(b"xxx")
+        with trio.fail_after(10):
+            await ended.wait()
+        await until(lambda: not bench.server.connections)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]

@@ -138,10 +138,10 @@ def test_a_write_above_the_durable_ceiling_waits(driver: Driver, monkeypatch: py
 
 def refuse(driver: Driver, name: str, count: int, data: bytes = b"1") -> TopicsError:
     topic = driver.store.engine.state.topics[name]
-    before = (topic.next_seq, driver.store.engine.last_lsn)
+    before = (topic.next_seq, driver.store.engine.log.last_lsn)
     with pytest.raises(TopicsError) as refused:
         driver.append(name, records(count, data))
-    assert (topic.next_seq, driver.store.engine.last_lsn) == before, "refused before any seq is taken"
+    assert (topic.next_seq, driver.store.engine.log.last_lsn) == before, "refused before any seq is taken"
     return refused.value
 
 
@@ -274,10 +274,10 @@ def test_at_the_bound_new_keys_are_throttled_until_a_window_has_passed(driver: D
 def test_ephemeral_records_are_gone_after_a_restart_but_their_seqs_are_not_used_again(driver: Driver):
     put(driver, "t", durability="ephemeral")
     driver.commit()
-    before = driver.store.engine.last_lsn
+    before = driver.store.engine.log.last_lsn
     for _ in range(3):
         assert call(driver, "t", ONE).given
-    assert driver.store.engine.last_lsn == before, "nothing is logged"
+    assert driver.store.engine.log.last_lsn == before, "nothing is logged"
     survivor = reopen(driver)
     topic = survivor.topic("t")
     assert (topic.head_seq, topic.count) == (3, 0)

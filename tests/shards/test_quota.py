@@ -79,11 +79,17 @@ def test_a_refused_creation_leaves_nothing_behind(board):
         state.next_topic_id,
         state.next_epoch,
         len(state.free_slots),
-        shard.store.engine.last_lsn,
+        shard.store.engine.log.last_lsn,
     )
     refusal(shard.put, "b", {})
     refusal(shard.append, "b", [Draft(b"1")])
-    after = (state.next_slot, state.next_topic_id, state.next_epoch, len(state.free_slots), shard.store.engine.last_lsn)
+    after = (
+        state.next_slot,
+        state.next_topic_id,
+        state.next_epoch,
+        len(state.free_slots),
+        shard.store.engine.log.last_lsn,
+    )
     assert after[1:3] + after[4:] == before[1:3] + before[4:]
     assert after[0] - after[3] == before[0] - before[3]  # a cell of the register was taken and given back
     assert "b" not in state.topics

@@ -124,6 +124,10 @@ class Crew:
         self._threads.append(threading.Thread(target=run))
         self._threads[-1].start()
 
+    @property
+    def busy(self) -> bool:
+        return any(thread.is_alive() for thread in self._threads)
+
     def check(self) -> None:
         if self.failure is not None:
             raise self.failure

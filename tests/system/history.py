@@ -104,7 +104,7 @@ class History:
 
     def verify(self, topic, records, gaps, count) -> "Verdict":
         """Judge the whole content of a topic, read when nobody writes any more and every write was acked."""
-        lost = set()
+        lost: set[int] = set()
         for gap in gaps:
             assert topic not in self.safe, ("an fsync topic lost records", topic, gap)
             assert gap["reason"] == "crash", gap

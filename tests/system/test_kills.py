@@ -1,11 +1,17 @@
 """SIGKILL of shards, gateways, the supervisor and everything at once, under load."""
 
+import os
 import random
 import signal
+import time
+from contextlib import suppress
 
 import pytest
 
+from tests.system.client import Crew
 from tests.system.load import Load
+from topics.rpc import RpcError
+from topics.testing.server import wait_until
 
 SHARDS, GATEWAYS = 3, 2
 ROUNDS = 12
@@ -34,14 +40,29 @@ class Hurt:
         """Killed again while it replays."""
         server, index = self.server, self.dice.randrange(SHARDS)
         pid = server.kill("shard", index)
-        again = server.kill("shard", index)
-        server.wait_back("shard", index, again if again != pid else pid)
+        again = wait_until(lambda: server.child("shard", index)["pid"] not in (0, pid) and server.kill("shard", index))
+        server.wait_back("shard", index, again)
 
     def shard_cleanly(self):
         """It ends with a checkpoint, and starts again from it."""
         index = self.dice.randrange(SHARDS)
         pid = self.server.kill("shard", index, signal.SIGTERM)
         self.server.wait_back("shard", index, pid)
+
+    def shard_at_its_checkpoint(self):
+        """Some time between its begin and its end."""
+        server, index, crew = self.server, self.dice.randrange(SHARDS), Crew()
+
+        def checkpoint():
+            with suppress(RpcError):
+                server.ask_shard(index, "checkpoint")
+
+        pid = server.child("shard", index)["pid"]
+        crew.start(checkpoint)
+        time.sleep(self.dice.random() * 0.05)
+        os.kill(pid, signal.SIGKILL)
+        crew.join()
+        server.wait_back("shard", index, pid)
 
     def supervisor(self):
         """Its children end by themselves; a new server starts, even before they have."""

@@ -1,5 +1,6 @@
 """One shard down: what its topics answer, and that nobody else notices."""
 
+import os
 import random
 import signal
 import time
@@ -117,6 +118,7 @@ def test_a_gateway_that_starts_while_a_shard_is_down_knows_that_the_server_was_r
         assert client.append(topic, {"records": [{"data": 1}]})["seqs"] == [1]
 
 
+@pytest.mark.slow
 def test_a_shard_that_hangs_disturbs_nobody_else_and_is_reported(server, client):
     slots = server.slots()
     pid = server.kill("shard", 0, signal.SIGSTOP)
@@ -128,8 +130,6 @@ def test_a_shard_that_hangs_disturbs_nobody_else_and_is_reported(server, client)
             wait_until(lambda: server.child("shard", 0)["state"] == "starting", "the supervisor to notice")
             bystanders.wait_progress()
     finally:
-        import os
-
         os.kill(pid, signal.SIGCONT)
     wait_until(lambda: client.once("GET", "/v0/ready").json()["status"] == "ready", "the shard to answer again")
     assert server.child("shard", 0)["pid"] == pid

@@ -8,25 +8,31 @@ import argparse
 import gc
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
+from contextlib import suppress
 
 import trio
 
 from topics import logs
 from topics.board import Board
+from topics.gateway.access import Door
 from topics.gateway.app import create_app
 from topics.gateway.dispatch import Gateway
 from topics.gateway.server import Server
 from topics.gateway.shard_calls import Shards
+from topics.gateway.slots import RequestSlots, StreamSlots
 from topics.gateway.table import ROUTES
+from topics.keys import KeyRing
 from topics.rpc.calls import Call
 from topics.rpc.peer import Peer
 from topics.rpc.unix import serve_unix
 from topics.settings import GatewayBoot
 
 log = logging.getLogger("topics.gateway")
+CUT_EARLY_S = 1.0  # at most a quarter of the time there is
 
 
 async def _stop_on_signal(stop: trio.Event) -> None:
@@ -45,6 +51,30 @@ async def _stop_when_orphaned(lifeline: int, stop: trio.Event) -> None:
             return
 
 
+def grace_s(stop_ms: int) -> float:
+    """How long requests under way may take in a drain. The supervisor kills what has not ended by `stop_ms`, so
+    connections are cut a little earlier: a client that hangs must not make a clean stop an unclean one."""
+    whole_s = stop_ms / 1000
+    return whole_s - min(CUT_EARLY_S, whole_s / 4)
+
+
+def open_door(boot: GatewayBoot, board: Board) -> Door:
+    caps = boot.settings.caps
+    return Door(
+        KeyRing(boot.key_digests),
+        probe_auth=boot.settings.probe_auth,
+        requests=RequestSlots(board, boot.index, caps.inflight_per_key),
+        streams=StreamSlots(board, boot.index, caps),
+    )
+
+
+def _allow_many_files() -> None:
+    """A connection is a file: as many as the system lets us have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 async def serve(boot: GatewayBoot) -> None:
     stop = trio.Event()
     board = Board.open(boot.board)
@@ -58,15 +88,16 @@ async def serve(boot: GatewayBoot) -> None:
         nursery.start_soon(_stop_on_signal, stop)
         nursery.start_soon(_stop_when_orphaned, boot.lifeline_fd, stop)
         shards = Shards({shard: Peer(path, nursery) for shard, path in boot.shard_sockets.items()}, boot.slots)
-        gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board=board)
-        server = Server(gateway, create_app(gateway), publish=publish)
+        door = open_door(boot, board)
+        gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board=board, door=door)
+        server = Server(gateway, create_app(gateway), publish=publish, max_connections=boot.settings.caps.connections)
 
         def health(call: Call) -> None:
             call.reply({"ready": not gateway.draining, "draining": gateway.draining})
 
         async def run(*, task_status: trio.TaskStatus[None]) -> None:
             listener = socket.socket(fileno=boot.listen_fd)
-            await server.run(listener, stop, boot.settings.gateway_stop_ms / 1000, task_status=task_status)
+            await server.run(listener, stop, grace_s(boot.settings.gateway_stop_ms), task_status=task_status)
             nursery.cancel_scope.cancel()
 
         await nursery.start(run)
@@ -79,6 +110,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--boot-fd", type=int, required=True, help="file descriptor to read the start-up data from")
     boot = GatewayBoot.read(parser.parse_args(argv).boot_fd)
     logs.inherit(f"gateway-{boot.index}")
+    _allow_many_files()
     gc.freeze()  # what was imported stays; the collector need not look at it again
     trio.run(serve, boot)
     return 0

@@ -1,37 +1,50 @@
-"""Who asks, and may they: run for every route, over every transport.
-
-The seam for API keys. Until keys can be configured there is one principal, who may do everything.
+"""The door: who asks, may they, and not too many at once. Every request of every transport passes it once, before a
+byte of its body is read (topics/gateway/dispatch.py).
 """
 
-import enum
-from collections.abc import Mapping
-from dataclasses import dataclass
+from topics.gateway.messages import Request
+from topics.gateway.routing import Route, decode_name
+from topics.gateway.slots import RequestSlots, StreamSlots
+from topics.gateway.visitor import BodyMemory, Visitor
+from topics.keys import OPEN, ConnectionKey, KeyRing, authorise, identify
 
 
-class Scope(enum.Enum):
-    OPEN = "open"  # probes
-    READ = "read"
-    WRITE = "write"
-    DELETE = "delete"
-    ADMIN = "admin"
+class Door:
+    def __init__(
+        self,
+        ring: KeyRing | None = None,
+        *,
+        probe_auth: bool = False,
+        requests: RequestSlots | None = None,
+        streams: StreamSlots | None = None,
+        memory: BodyMemory | None = None,
+    ) -> None:
+        self._ring = ring or KeyRing(())
+        self._probe_auth = probe_auth
+        self._requests = requests or RequestSlots()
+        self._memory = memory or BodyMemory()
+        self.streams = streams or StreamSlots()  # for handlers of streams
 
+    def connection_key(self) -> ConnectionKey:
+        return ConnectionKey(self._ring)
 
-@dataclass(frozen=True, slots=True)
-class Principal:
-    """`prefixes`: the names it may touch; empty means all."""
+    def visitor(self, keys: ConnectionKey | None = None) -> Visitor:
+        """One for each connection of HTTP/1; one for each stream of HTTP/2, which share their connection's `keys`."""
+        return Visitor(keys or self.connection_key(), self._requests, self._memory)
 
-    name: str
-    scopes: frozenset[Scope]
-    prefixes: tuple[str, ...] = ()
-
-
-ANYONE = Principal("anyone", frozenset(Scope))
-
-
-def authenticate(headers: Mapping[bytes, bytes]) -> Principal:
-    """The principal of a request. Raises `unauthorized`."""
-    return ANYONE
-
-
-def authorise(principal: Principal, scope: Scope, name: str) -> None:
-    """May the principal do this, to this name (empty: to no name in particular)? Raises `forbidden`."""
+    def admit(self, route: Route, name: bytes, request: Request) -> None:
+        """Sets `principal` and `name` of the request. Raises `unauthorized`, `forbidden`, `throttled`."""
+        access, visitor = route.access, request.visitor
+        assert visitor is not None
+        if access.needs_key or self._probe_auth:
+            query = request.query if access.query_token else b""
+            request.principal = identify(visitor.keys, request.headers.get(b"authorization"), query)
+        else:
+            request.principal = OPEN
+        if name:
+            request.name = decode_name(name)
+            authorise(request.principal, access.scopes, request.name)
+        else:
+            authorise(request.principal, access.scopes)
+        if request.principal.index >= 0 and not route.stream:
+            visitor.enter(request.principal.index)

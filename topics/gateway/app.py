@@ -17,7 +17,7 @@ from topics import errors
 from topics.errors import TopicsError
 from topics.gateway.bodies import too_large
 from topics.gateway.dispatch import Gateway, finish
-from topics.gateway.messages import Refusal, Request, Response
+from topics.gateway.messages import Refusal, Request, Response, header_map
 from topics.gateway.statuses import error_response
 
 access_log = logging.getLogger("topics.access")
@@ -32,7 +32,7 @@ def create_app(gateway: Gateway) -> QuartTrio:
     app.config["RESPONSE_TIMEOUT"] = None
 
     async def view(**_: str) -> quart.Response:
-        request = from_quart(quart.request)
+        request = from_quart(quart.request)  # its visitor leaves when the transport is done with the answer
         response = await gateway.answer(request)
         if quart.request.http_version == "2":  # the bridge logs the others
             access_log.debug("%s %s %d h2", request.method, request.path.decode("latin-1"), response.status)
@@ -64,9 +64,10 @@ def from_quart(request: quart.Request) -> Request:
         scope["method"],
         scope["raw_path"],
         scope["query_string"],
-        dict(scope["headers"]),
+        header_map(list(scope["headers"])),
         QuartBody(request),
         scope.get("topics.started_ns"),
+        scope["topics.visitor"],
     )
 
 

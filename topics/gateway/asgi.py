@@ -41,6 +41,8 @@ async def run_app(connection: "Connection", incoming: Incoming, path: bytes, que
     except ClientGone:
         raise
     except Exception:
+        if exchange.cut_off:  # ClientGone, in the wrapping of the app's own nurseries
+            raise ClientGone from None
         log.exception("the application failed")
         exchange.failure = TopicsError(errors.INTERNAL, "internal error; see the server's log")
     await exchange.settle()
@@ -60,6 +62,7 @@ class Exchange:
         self._chunked = False
         self._sent = 0
         self.failure: TopicsError | None = None
+        self.cut_off = False  # the client went while the answer was sent
 
     def scope(self, path: bytes, query: bytes) -> dict[str, Any]:
         incoming = self._incoming
@@ -79,6 +82,7 @@ class Exchange:
             "extensions": {},
             "state": {},
             "topics.started_ns": incoming.started_ns,
+            "topics.visitor": self._connection.visitor,
         }
 
     async def receive(self) -> dict[str, Any]:
@@ -90,6 +94,7 @@ class Exchange:
         if not incoming.parts and not incoming.complete:
             try:
                 await self._connection.read_more(incoming)
+                self._connection.visitor.reserve(incoming.received)
             except ClientGone:
                 self._connection.gone = True
                 return {"type": "http.disconnect"}
@@ -127,7 +132,11 @@ class Exchange:
             buffers.append(body)
         self._finished = not more
         if buffers:
-            await self._connection.send(buffers)
+            try:
+                await self._connection.send(buffers)
+            except ClientGone:
+                self.cut_off = True
+                raise
 
     @property
     def _silent(self) -> bool:

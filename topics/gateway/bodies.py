@@ -12,6 +12,7 @@ GZIP_WINDOW = 16 + zlib.MAX_WBITS
 GZIP_LEVEL = 1  # clients ask for gzip on slow links; the server's time is worth more than the last per cent
 COMPRESSIBLE = (b"application/json", b"text/plain")
 UTF8 = ("utf-8", "utf8")
+_inflating = trio.CapacityLimiter(limits.INFLATE_THREADS)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
@@ -19,7 +20,7 @@ async def read_body(request: Request, limit: int) -> bytes:
     headers = request.headers
     length = headers.get(b"content-length")
     if length is not None:
-        check_length(length, limit)
+        request.reserve(check_length(length, limit))
         if length != b"0":
             check_type(headers.get(b"content-type"))
     encoding = headers.get(b"content-encoding")
@@ -27,14 +28,18 @@ async def read_body(request: Request, limit: int) -> bytes:
     body = await request.source.read(limit)
     if length is None and body:
         check_type(headers.get(b"content-type"))
-    return await inflate(body, limit) if gzipped and body else body
+    if gzipped and body:
+        body = await inflate(body, limit)
+        request.reserve(len(body))
+    return body
 
 
-def check_length(length: bytes, limit: int) -> None:
+def check_length(length: bytes, limit: int) -> int:
     if not length.isdigit():
         raise invalid("Content-Length is not a number")
     if len(length) > 18 or int(length) > limit:
         raise too_large(limit)
+    return int(length)
 
 
 def too_large(limit: int) -> TopicsError:
@@ -73,7 +78,7 @@ async def inflate(body: bytes, limit: int) -> bytes:
         whole = _inflate(body, limit, stop_at=limits.GZIP_THREAD_BYTES * 4)
         if whole is not None:
             return whole
-    whole = await trio.to_thread.run_sync(_inflate, body, limit)
+    whole = await trio.to_thread.run_sync(_inflate, body, limit, limiter=_inflating)
     assert whole is not None
     return whole
 

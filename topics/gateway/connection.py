@@ -20,14 +20,13 @@ import trio
 from trio.lowlevel import checkpoint, wait_readable, wait_writable
 
 from topics import limits
-from topics.errors import TopicsError
 from topics.gateway import render
 from topics.gateway.asgi import run_app
 from topics.gateway.dispatch import finish
 from topics.gateway.hot_body import HotBody
-from topics.gateway.messages import ClientGone, Refusal, Request, Response
+from topics.gateway.messages import ClientGone, Refusal, Request, Response, header_map
 from topics.gateway.parser import H2_PREFACE, Incoming, RequestParser, split_target
-from topics.gateway.routing import Route, decode_name
+from topics.gateway.routing import Route
 from topics.gateway.statuses import error_response
 
 if TYPE_CHECKING:
@@ -49,10 +48,13 @@ class Connection:
         self.gone = False
         self.handed_over = False
         self.parser = RequestParser()
+        self.visitor = server.gateway.door.visitor()
         self._ahead = b""  # read while a request was under way, not parsed yet
         self._closing = False
         self._head_until = inf
         self._sending = False
+        self._body_of: Incoming | None = None
+        self._body_began = 0.0
 
     async def run(self) -> None:
         try:
@@ -110,7 +112,9 @@ class Connection:
             await self.send([render.CONTINUE])
         data, self._ahead = self._ahead, b""
         if not data:
-            self.deadline = self.server.now + self.server.patience.body_s
+            if self._body_of is not request:
+                self._body_of, self._body_began = request, self.server.now
+            self.deadline = self._until(self._body_began, request.received, self.server.patience.body_s)
             data = await self.receive()
             self.deadline = inf
         if not data:
@@ -144,6 +148,7 @@ class Connection:
             raise ClientGone from None
 
     async def _send(self, data: bytes | memoryview) -> None:
+        began, size = self.server.now, len(data)
         while True:
             sent = self._try(self.sock.send, data)
             if sent == len(data):
@@ -151,9 +156,13 @@ class Connection:
                 self._sending = False
                 return
             data = memoryview(data)[sent:]
-            self.deadline = self.server.now + self.server.patience.send_s
+            self.deadline = self._until(began, size - len(data), self.server.patience.send_s)
             self._sending = True
             await wait_writable(self.sock)
+
+    def _until(self, began: float, moved: int, patience_s: float) -> float:
+        """How long to wait for the next piece of what began to move then: not for ever, however small the pieces."""
+        return min(self.server.now, began + moved / limits.HTTP_BYTES_PER_S) + patience_s
 
     # --- the life of a connection -----------------------------------------------------------------------------------
 
@@ -229,22 +238,18 @@ class Connection:
             return
         path, query = split_target(request.target)
         route, name, _ = self.server.gateway.routes.find(request.method, path)
-        if route is not None and route.hot:
-            await self._answer_hot(request, route, name, path, query)
-        else:
-            await run_app(self, request, path, query)
+        try:
+            if route is not None and route.hot:
+                await self._answer_hot(request, route, name, path, query)
+            else:
+                await run_app(self, request, path, query)
+        finally:
+            self.visitor.leave()
 
     async def _answer_hot(self, incoming: Incoming, route: Route, name: bytes, path: bytes, query: bytes) -> None:
-        request = Request(
-            incoming.method, path, query, dict(incoming.headers), HotBody(self, incoming), incoming.started_ns
-        )
-        try:
-            request.name = decode_name(name) if name else ""
-        except TopicsError as error:
-            response = await finish(request, error_response(error))
-        else:
-            response = await self.server.gateway.run(route, request)
-        await self.respond(incoming, response)
+        headers, body = header_map(incoming.headers), HotBody(self, incoming)
+        request = Request(incoming.method, path, query, headers, body, incoming.started_ns, self.visitor)
+        await self.respond(incoming, await self.server.gateway.run(route, name, request))
 
     async def respond(self, incoming: Incoming, response: Response) -> None:
         """A whole answer in one send."""

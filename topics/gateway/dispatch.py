@@ -1,4 +1,4 @@
-"""The one way from a request to its answer: route, authenticate, authorise, handle, finish.
+"""The one way from a request to its answer: route, pass the door, handle, finish.
 
 The hot path and the Quart app both end here, so no rule has two implementations.
 """
@@ -16,7 +16,7 @@ from topics import errors
 from topics.board import Board, Phase
 from topics.errors import TopicsError
 from topics.gateway import bodies
-from topics.gateway.access import authenticate, authorise
+from topics.gateway.access import Door
 from topics.gateway.messages import ClientGone, Request, Response
 from topics.gateway.routing import Route, Routes
 from topics.gateway.shard_calls import Shards
@@ -36,6 +36,7 @@ class Gateway:
     limits: Limits = field(default_factory=Limits)
     started_ms: int = 0
     draining: bool = False
+    door: Door = field(default_factory=Door)
     board: Board | None = None
     first_ready: bool = False  # every shard has been ready once
     polls: set[trio.CancelScope] = field(default_factory=set)  # long-polls that a drain ends early
@@ -58,17 +59,17 @@ class Gateway:
     async def answer(self, request: Request) -> Response:
         """Any request's answer. Raises nothing but ClientGone and cancellation."""
         try:
-            route = self.routes.match(request)
+            route, name = self.routes.match(request)
         except TopicsError as error:
             return await finish(request, error_response(error))
-        return await self.run(route, request)
+        return await self.run(route, name, request)
 
-    async def run(self, route: Route, request: Request) -> Response:
-        """The answer of a request whose route is known."""
+    async def run(self, route: Route, name: bytes, request: Request) -> Response:
+        """The answer of a request whose route, and name in the path, are known."""
         try:
             if self.draining and not route.probe:
                 raise shutting_down()
-            authorise(authenticate(request.headers), route.scope, request.name)
+            self.door.admit(route, name, request)
             response = await route.handle(self, request)
         except TopicsError as error:
             response = error_response(error)

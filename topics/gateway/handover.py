@@ -7,6 +7,7 @@ constraints.txt), and tests/gateway/test_handover.py fails loudly if they move.
 import logging
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import trio
@@ -18,8 +19,8 @@ from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState, LifespanState
 
 from topics import limits
-
-BODY_WAIT_S = 5.0  # for the rest of a body whose request is already answered
+from topics.gateway.access import Door
+from topics.gateway.h2 import H2Exchange
 
 
 def hypercorn_config() -> Config:
@@ -37,8 +38,10 @@ def hypercorn_config() -> Config:
 class Handover:
     """The app's lifespan, and the connections that Hypercorn serves."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, door: Door, send_s: float) -> None:
         self._app = app
+        self._door = door
+        self._send_s = send_s
         self._config = hypercorn_config()
         self._context = WorkerContext(None)
         self._state: LifespanState = {}
@@ -60,45 +63,32 @@ class Handover:
         its timer and its own way of draining (`terminated`) are never used.
         """
         running = 0
+        keys = self._door.connection_key()
+
+        def cut() -> None:
+            with suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
 
         async def counted(scope: Any, receive: Any, send: Any) -> None:
             nonlocal running
             running += 1
             busy(True)
-            if scope["type"] == "http" and scope["http_version"] == "2":
-                receive, send = end_after_the_body(receive, send)
+            visitor = scope["topics.visitor"] = self._door.visitor(keys)
             try:
-                await self._app(scope, receive, send)
+                if scope["type"] == "http" and scope["http_version"] == "2":
+                    exchange = H2Exchange(visitor, receive, send, self._send_s, cut)
+                    await self._app(scope, exchange.receive, exchange.send)
+                    await exchange.settle()
+                else:
+                    await self._app(scope, receive, send)
             finally:
+                visitor.leave()
                 running -= 1
                 busy(running > 0)
 
         stream: Any = ReplayedStream(sock, data)
         state = ConnectionState(self._state.copy())
         await TCPServer(ASGIWrapper(counted), self._config, self._context, state, stream).run()
-
-
-def end_after_the_body(receive: Any, send: Any) -> tuple[Any, Any]:
-    """Hold the end of an answer back until the request's body is through, or has been waited for long enough.
-
-    Hypercorn forgets a stream of HTTP/2 when its answer ends, and breaks the whole connection when more of that
-    request's body arrives after all. The app goes on receiving meanwhile, so the body does come through.
-    """
-    received = trio.Event()
-
-    async def receive_and_note() -> Any:
-        message = await receive()
-        if message["type"] != "http.request" or not message.get("more_body"):
-            received.set()
-        return message
-
-    async def send_in_time(message: Any) -> None:
-        if message["type"] == "http.response.body" and not message.get("more_body") and not received.is_set():
-            with trio.move_on_after(BODY_WAIT_S):
-                await received.wait()
-        await send(message)
-
-    return receive_and_note, send_in_time
 
 
 class ReplayedStream:

@@ -29,6 +29,7 @@ class HotBody:
             if incoming.received > limit:
                 raise too_large(limit)
             await self._connection.read_more(incoming)
+            self._connection.visitor.reserve(incoming.received)
         if incoming.received > limit:
             raise too_large(limit)
         return incoming.take()

@@ -9,7 +9,6 @@ import msgspec
 
 from topics import limits
 from topics.errors import TopicsError, invalid
-from topics.gateway.access import Scope, authenticate
 from topics.gateway.dispatch import Gateway
 from topics.gateway.messages import Request, Response
 from topics.gateway.routing import Route
@@ -53,7 +52,7 @@ async def list_topics(gateway: Gateway, request: Request) -> Response:
         "after": decode_cursor(args["cursor"]) if "cursor" in args else "",
         "limit": size,
         "touch": request.flag("touch", False),
-        "prefixes": authenticate(request.headers).prefixes,
+        "prefixes": request.principal.prefixes,
     }
     pages: list[Reply] = []
     for answer in (await gateway.shards.call_all("list", head)).values():
@@ -87,4 +86,4 @@ def _entries(page: Reply) -> Iterator[tuple[str, bytes]]:
         start += length
 
 
-ROUTES = (Route("GET", "/v0/topics", list_topics, Scope.READ),)
+ROUTES = (Route("GET", "/v0/topics", list_topics, "topic.list"),)

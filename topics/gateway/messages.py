@@ -3,13 +3,17 @@
 A handler is `async def handle(gateway, request) -> Response`. It raises TopicsError to refuse.
 """
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
 from time import perf_counter_ns
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
 from topics.errors import INVALID_REQUEST, TopicsError, invalid
+from topics.keys import Principal
+
+if TYPE_CHECKING:
+    from topics.gateway.visitor import Visitor
 
 T = TypeVar("T")
 JSON = b"application/json"
@@ -37,8 +41,21 @@ class Source(Protocol):
         """Run `work`, cancelled as soon as the client is gone (ClientGone, or the cancellation of this task)."""
 
 
+def header_map(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
+    """Of a repeated header the last one; but several Authorization headers, of whatever content, hold no key."""
+    headers = dict(pairs)
+    if len(headers) != len(pairs) and sum(name == b"authorization" for name, _ in pairs) > 1:
+        headers[b"authorization"] = b""
+    return headers
+
+
 class Request:
-    """One request. `path` is raw: percent-decoding happens once, in the routes."""
+    """One request. `path` is raw: percent-decoding happens once, in the routes.
+
+    `principal` and `name` (the topic of the path) are set at the door, see access.py; only handlers read them.
+    """
+
+    principal: Principal
 
     def __init__(
         self,
@@ -48,14 +65,21 @@ class Request:
         headers: Mapping[bytes, bytes],
         source: Source,
         started_ns: int | None = None,
+        visitor: "Visitor | None" = None,
     ) -> None:
         self.method = method
         self.path = path
         self.query = query
-        self.headers = headers  # names in lower case; of a repeated header the last one
+        self.headers = headers  # names in lower case, see `header_map`
         self.source = source
         self.started_ns = perf_counter_ns() if started_ns is None else started_ns
-        self.name = ""  # the topic of the path, once routed
+        self.visitor = visitor
+        self.name = ""
+
+    def reserve(self, body_bytes: int) -> None:
+        """Memory for the body, until the request is over. Raises `throttled`."""
+        if self.visitor is not None:
+            self.visitor.reserve(body_bytes)
 
     @cached_property
     def args(self) -> dict[str, str]:

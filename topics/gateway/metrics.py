@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from topics import limits
-from topics.gateway.access import Scope, authenticate
 from topics.gateway.dispatch import Gateway
 from topics.gateway.messages import Request, Response
 from topics.gateway.routing import Route
@@ -57,7 +56,7 @@ class Family:
 
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
-    prefixes = authenticate(request.headers).prefixes
+    prefixes = request.principal.prefixes
     head = {"topics": limits.METRICS_TOPICS_MAX, "prefixes": prefixes}
     answers = await gateway.shards.call_all("metrics", head, limits.METRICS_DEADLINE_MS)
     shards = {shard: answer.head if isinstance(answer, Reply) else None for shard, answer in answers.items()}
@@ -185,4 +184,4 @@ def to_json(families: list[Family]) -> dict[str, Any]:
     return members
 
 
-ROUTES = (Route("GET", "/v0/metrics", metrics, Scope.READ, probe=True),)
+ROUTES = (Route("GET", "/v0/metrics", metrics, "metrics", probe=True),)

@@ -5,7 +5,6 @@ import time
 import topics
 from topics import errors, limits
 from topics.errors import TopicsError
-from topics.gateway.access import Scope
 from topics.gateway.dispatch import Gateway, shutting_down
 from topics.gateway.messages import Request, Response
 from topics.gateway.routing import Route
@@ -43,8 +42,8 @@ async def ready(gateway: Gateway, request: Request) -> Response:
 
 
 ROUTES = (
-    Route("GET", "/v0/health", health, Scope.OPEN, hot=True, probe=True),
-    Route("GET", "/healthz", health, Scope.OPEN, hot=True, probe=True),
-    Route("GET", "/v0/ready", ready, Scope.OPEN, probe=True),
-    Route("GET", "/readyz", ready, Scope.OPEN, probe=True),
+    Route("GET", "/v0/health", health, "health", hot=True, probe=True),
+    Route("GET", "/healthz", health, "health", hot=True, probe=True),
+    Route("GET", "/v0/ready", ready, "ready", probe=True),
+    Route("GET", "/readyz", ready, "ready", probe=True),
 )

@@ -1,18 +1,19 @@
 """The route table: which handler answers which method and path. One table for every transport.
 
-A route is `Route("POST", "/v0/topics/:topic/diff", handler, Scope.READ, hot=True)`. A hot route is answered inside the
-connection task; all routes, hot ones too, also exist in the Quart app, which HTTP/2 uses.
+A route is `Route("POST", "/v0/topics/:topic/diff", handler, "topic.diff", hot=True)`. Its fourth field names a line of
+`ROUTE_SCOPES` (topics/keys.py): what it asks of a key. A hot route is answered inside the connection task; all routes,
+hot ones too, also exist in the Quart app, which HTTP/2 uses.
 """
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
 from topics import errors
 from topics.errors import TopicsError, invalid
-from topics.gateway.access import Scope
 from topics.gateway.messages import Request, Response
+from topics.keys import ROUTE_SCOPES, Access
 
 if TYPE_CHECKING:
     from topics.gateway.dispatch import Gateway
@@ -25,9 +26,14 @@ class Route:
     method: str
     template: str
     handle: Handle
-    scope: Scope
+    needs: str
     hot: bool = False
     probe: bool = False  # also answered while the server drains
+    stream: bool = False  # stays open: its handler takes a place among the streams, not among its key's requests
+    access: Access = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "access", ROUTE_SCOPES[self.needs])
 
 
 class Routes:
@@ -59,13 +65,12 @@ class Routes:
         methods = node.get(b"/", {})
         return methods.get("GET" if method == "HEAD" else method), name, methods
 
-    def match(self, request: Request) -> Route:
-        """The route of a request, whose `name` is set. Raises `not_found`, `method_not_allowed`."""
+    def match(self, request: Request) -> tuple[Route, bytes]:
+        """The route of a request and the name in its path. Raises `not_found`, `method_not_allowed`."""
         route, name, methods = self.find(request.method, request.path)
         if route is None:
             raise _no_route(request.method, methods)
-        request.name = decode_name(name)
-        return route
+        return route, name
 
 
 def decode_name(name: bytes) -> str:

@@ -10,16 +10,21 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Protocol
 
 import trio
 
-from topics import limits
+from topics import errors, limits
+from topics.gateway import render
 from topics.gateway.connection import Connection
 from topics.gateway.dispatch import Gateway
 from topics.gateway.handover import Handover
+from topics.gateway.messages import Refusal
+from topics.gateway.statuses import error_response
 
 log = logging.getLogger(__name__)
+FULL_LOG_S = 10.0
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -46,14 +51,17 @@ class Server:
         app: Any,
         patience: Patience | None = None,
         publish: Callable[[int, int], object] | None = None,
+        max_connections: int = 0,
     ) -> None:
         self.gateway = gateway
         self.app = app
         self.patience = patience or Patience()
-        self.handover = Handover(app)
+        self.handover = Handover(app, gateway.door, self.patience.send_s)
         self.connections: set[Connection] = set()
         self.address: tuple[str, int] | None = None
         self.now = 0.0  # coarse, for deadlines
+        self._max_connections = max_connections  # 0: any number
+        self._told_full = -inf
         self._publish = publish  # told now and then: open connections, and how many of them are busy
 
     @property
@@ -103,12 +111,29 @@ class Server:
 
     def _open(self, sock: socket.socket, client: Any, nursery: trio.Nursery) -> None:
         sock.setblocking(False)
+        if 0 < self._max_connections <= len(self.connections):
+            self._turn_away(sock)
+            return
         with suppress(OSError):  # it may be gone already
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         connection = Connection(self, sock, _address(client))
         self.connections.add(connection)
         nursery.start_soon(self._run, connection)
+
+    def _turn_away(self, sock: socket.socket) -> None:
+        """One connection too many: an answer if it leaves at once, and the end."""
+        if self.now - self._told_full > FULL_LOG_S:
+            self._told_full = self.now
+            log.warning("%d connections are open, more are turned away", self._max_connections)
+        refusal = Refusal(503, "this server has as many connections as it may; retry", errors.NOT_READY)
+        refusal.detail = {"limit": "max_connections", "max": self._max_connections}
+        response = error_response(refusal)
+        response.tail = b"}"
+        with sock, suppress(OSError):
+            sock.send(render.response_head(response, render.CLOSE) + response.body + response.tail)
+            sock.shutdown(socket.SHUT_WR)
+            sock.recv(limits.HTTP_RECEIVE_BYTES)  # what is not read makes the kernel drop the answer
 
     async def _run(self, connection: Connection) -> None:
         try:

@@ -11,11 +11,11 @@ import trio
 from topics import limits
 from topics.core.names import check_topic_name
 from topics.errors import invalid
-from topics.gateway.access import Scope
 from topics.gateway.bodies import read_body
 from topics.gateway.dispatch import Gateway
 from topics.gateway.messages import Request, Response
 from topics.gateway.routing import Route
+from topics.keys import ADMIN
 from topics.rpc.open_calls import Reply
 
 
@@ -44,6 +44,8 @@ async def append(gateway: Gateway, request: Request) -> Response:
         head["return_seqs"] = False
     if b"idempotency-key" in request.headers:
         head["key"] = _header_key(request.headers[b"idempotency-key"])
+    if not request.principal.allows(ADMIN):
+        head["may_configure"] = False  # only the shard looks into the body
     body = await read_body(request, gateway.limits.body_bytes)
     return _created(await gateway.shards.call(name, "append", head, body))
 
@@ -90,10 +92,10 @@ def _header_key(value: bytes) -> str:
 
 
 ROUTES = (
-    Route("POST", "/v0/topics/:topic", append, Scope.WRITE, hot=True),
-    Route("POST", "/v0/topics/:topic/diff", diff, Scope.READ, hot=True),
-    Route("PUT", "/v0/topics/:topic", put, Scope.ADMIN),
-    Route("GET", "/v0/topics/:topic", state, Scope.READ),
-    Route("DELETE", "/v0/topics/:topic", remove, Scope.DELETE),
-    Route("POST", "/v0/topics/:topic/delete", delete, Scope.DELETE),
+    Route("POST", "/v0/topics/:topic", append, "topic.append", hot=True),
+    Route("POST", "/v0/topics/:topic/diff", diff, "topic.diff", hot=True),
+    Route("PUT", "/v0/topics/:topic", put, "topic.put"),
+    Route("GET", "/v0/topics/:topic", state, "topic.state"),
+    Route("DELETE", "/v0/topics/:topic", remove, "topic.remove"),
+    Route("POST", "/v0/topics/:topic/delete", delete, "topic.delete"),
 )

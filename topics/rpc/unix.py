@@ -16,6 +16,7 @@ from topics import limits
 from topics.rpc.calls import Handler
 from topics.rpc.connection import Connection, connect
 from topics.rpc.errors import PeerLost
+from topics.rpc.link import logger
 from topics.rpc.server import serve
 
 
@@ -48,8 +49,19 @@ async def serve_unix(
     listener = _listen(path)
     ours = _identity(path)
 
+    connections = 0
+
     async def serve_stream(stream: trio.SocketStream) -> None:
-        await serve(stream, handlers)
+        nonlocal connections
+        if connections >= limits.RPC_CONNECTIONS_MAX:
+            logger.warning("%s has %d connections; another one is refused", os.path.basename(path), connections)
+            await stream.aclose()  # before the hello: the other side sees PeerLost, which is not_ready
+            return
+        connections += 1
+        try:
+            await serve(stream, handlers)
+        finally:
+            connections -= 1
 
     try:
         async with listener:

@@ -31,13 +31,3 @@ class Pending(NamedTuple):
     event: Event | None  # None: nothing to apply, only its turn to wait for
     done: Done
     fail: Fail
-
-
-class Counters:
-    """What the log has done since the process started."""
-
-    def __init__(self) -> None:
-        self.frames = 0
-        self.appends = 0
-        self.queue_depth_peak = 0
-        self.submit_full = 0

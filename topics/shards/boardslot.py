@@ -51,14 +51,14 @@ class BoardSlot:
         assert self._quota is not None
         self._quota.publish()
         slot, engine, writer, times = self._slot, store.engine, store.writer, committer.sync_times
-        slot.set("wal_frames", engine.counters.frames)
+        slot.set("wal_frames", engine.log.counters.frames)
         slot.set("wal_batches", committer.batches)
         slot.set("wal_fsyncs", times.count)
         slot.set("wal_bytes_written", writer.bytes_total)
         slot.set("wal_rotations", writer.rotations)
-        slot.set("wal_queue_depth", engine.queue_depth)
-        slot.set("wal_queue_depth_peak", engine.counters.queue_depth_peak)
-        slot.set("wal_submit_full", engine.counters.submit_full)
+        slot.set("wal_queue_depth", engine.log.depth)
+        slot.set("wal_queue_depth_peak", engine.log.counters.depth_peak)
+        slot.set("wal_submit_full", engine.log.counters.refused)
         slot.set("wal_read_only", int(engine.poisoned is not None))
         slot.set("fsync_us_sum", times.sum_us)
         for name, count in zip(BUCKETS, times.buckets, strict=True):

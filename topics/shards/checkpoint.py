@@ -95,11 +95,11 @@ class Checkpoint:
         self.captures: list[Capture] = []
         self.flips: list[Flip] = []
         self.commit = snapshot.Commit()
-        self.commit.cut_lsn = engine.durable_lsn  # everything up to here is applied
+        self.commit.cut_lsn = engine.log.durable_lsn  # everything up to here is applied
         self.retired: list[DataFile] = []
         self.committing = False  # a failure now leaves the snapshot in doubt
         self.needs_lsn = 0  # the log must be durable up to here before `write`
-        engine.wal_bytes = 0
+        engine.log.bytes_since_checkpoint = 0
 
     # --- in the loop ----------------------------------------------------------------------------------------------
 
@@ -115,7 +115,7 @@ class Checkpoint:
         commit.next_topic_id, commit.next_epoch = state.next_topic_id, state.next_epoch
         commit.next_slot, commit.now_ms = state.next_slot, state.now_ms
         commit.removed_topics = self.removed
-        commit.idle_lsn = self._store.engine.idle_lsn
+        commit.idle_lsn = self._store.engine.log.idle_lsn
         self.retired = [info for info in self._store.data_files.values() if not info.live and not info.chunks]
         commit.removed_files = [info.id for info in self.retired]
 
@@ -209,7 +209,7 @@ class Checkpoint:
 
     def write(self) -> None:
         """Make it durable. After an OSError `abandon` it, or, if `committing`, restart the shard from disk."""
-        assert self._store.engine.durable_lsn >= self.needs_lsn
+        assert self._store.engine.log.durable_lsn >= self.needs_lsn
         files = self._store.files
         packed: list[tuple[Capture, Stored]] = []
         for capture in self.captures:

@@ -67,7 +67,7 @@ class Committer:
 
     async def flushed(self, lsn: int | None = None) -> None:
         """Wait until everything up to `lsn`, or that was ever queued, is durable. Returns if the log has failed."""
-        while self._engine.durable_lsn < (self._engine.last_lsn if lsn is None else lsn) and not self._dead:
+        while self._engine.log.durable_lsn < (self._engine.log.last_lsn if lsn is None else lsn) and not self._dead:
             await self._synced.wait()
 
     def stop(self) -> None:
@@ -80,7 +80,7 @@ class Committer:
         if self._busy or self._dead:
             return
         awaited = self._engine.awaits_sync
-        frames = self._engine.take()
+        frames = self._engine.log.take()
         if frames:
             self._busy = True
             self._groups.put((frames, awaited))

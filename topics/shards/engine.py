@@ -20,7 +20,6 @@ from topics.core import state as core
 from topics.core.block import Block
 from topics.core.config import ConfigPatch
 from topics.core.events import (
-    APPENDED,
     Appended,
     CeilingReserved,
     CreatedAndAppended,
@@ -30,7 +29,6 @@ from topics.core.events import (
     TopicCreated,
     TopicRemoved,
     WentIdle,
-    encode_event,
 )
 from topics.core.idempotency import digest_key
 from topics.core.ranges import SeqRanges
@@ -39,10 +37,10 @@ from topics.core.state import ShardState
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.ids import slot_of
-from topics.shards.answers import Appending, Counters, Done, Fail, Pending, Retries
+from topics.shards.answers import Appending, Done, Fail, Pending, Retries
 from topics.shards.files import Register
+from topics.shards.logqueue import LogQueue
 from topics.shards.quota import Holdings, Quota, disk_full, queue_full
-from topics.shards.wal import Frame
 
 KEY_SWEEP_MS = 1000
 
@@ -62,28 +60,16 @@ class Engine:
         self.state = state
         self.clock = clock
         self.register = register
-        self.counters = Counters()
+        self.log = LogQueue(next_lsn, idle=idle, wake=wake)
         self.holdings = Holdings(state)
         self.quota = Quota()
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
         self.poisoned: str | None = None
-        self.durable_lsn = next_lsn - 1
-        self.queued_bytes = 0
-        self.wal_bytes = 0  # logged since the last checkpoint
         self.space_bytes: int | None = None  # free for new data, None while unknown
-        self._next_lsn = next_lsn
-        self._queue: deque[Frame] = deque()
         self._pending: deque[Pending] = deque()
         self._used_slots = set(used_slots)
-        self.idle_lsn = next_lsn - 1 if idle else -1  # the newest idle mark
-        self._wake = wake
         self._keys_swept_ms = 0
-
-    @property
-    def last_lsn(self) -> int:
-        """The lsn of the newest frame, durable or not."""
-        return self._next_lsn - 1
 
     def now(self) -> int:
         """Wall-clock time that never goes back, so that `$ts` never does."""
@@ -207,23 +193,12 @@ class Engine:
 
     def go_idle(self) -> None:
         """Note in the log that nothing acked is at risk; the next ungated write waits for its sync."""
-        if self.last_lsn == self.idle_lsn or self._queue or self._pending or self.poisoned:
+        if self.log.last_lsn == self.log.idle_lsn or self.log.depth or self._pending or self.poisoned:
             return
-        lsn = self._enqueue(WentIdle(), ())
-        self.idle_lsn = lsn
+        lsn = self.log.put(WentIdle())
+        self.log.idle_lsn = lsn
 
     # --- the log --------------------------------------------------------------------------------------------------
-
-    def take(self) -> list[Frame]:
-        """All frames that wait, for one write and one sync."""
-        frames = list(self._queue)
-        self._queue.clear()
-        self.queued_bytes = 0
-        return frames
-
-    @property
-    def queue_depth(self) -> int:
-        return len(self._queue)
 
     @property
     def awaits_sync(self) -> bool:
@@ -232,7 +207,7 @@ class Engine:
 
     def durable(self, lsn: int) -> None:
         """Everything up to `lsn` is on disk: apply what waited for it and let the answers go."""
-        self.durable_lsn = max(self.durable_lsn, lsn)
+        self.log.durable_lsn = max(self.log.durable_lsn, lsn)
         pending = self._pending
         while pending and pending[0].lsn <= lsn:
             item = pending.popleft()
@@ -270,36 +245,19 @@ class Engine:
         size = sum(len(block.text) + 32 * len(block) for block in event.blocks)
         if self.space_bytes is not None and 2 * size + limits.SPACE_RESERVE_BYTES > self.space_bytes:
             raise disk_full(self.space_bytes)
-        if self.queued_bytes + size > limits.WAL_QUEUE_BYTES_MAX or len(self._queue) >= limits.WAL_QUEUE_FRAMES_MAX:
-            self.counters.submit_full += 1
+        if not self.log.has_room(size):
             raise queue_full()
         self.quota.admit(new_topics, topic, event)
         if self.space_bytes is not None:
             self.space_bytes -= 2 * size  # once in the log, once in a data file
 
     def _log(self, topic: Topic, event: Event, gate: bool, done: Done, fail: Fail) -> None:
-        lsn = self._enqueue(event, ())
+        lsn = self.log.put(event)
         if gate or topic.pending:
             topic.pending += 1
             self._pending.append(Pending(lsn, topic, event, done, fail))
         else:
             done(self._apply(topic, event, lsn))
-
-    def _enqueue(self, event: Event, slots: tuple[int, ...]) -> int:
-        kind, body = encode_event(event)
-        lsn = self._next_lsn
-        self._next_lsn += 1
-        size = sum(map(len, body))
-        self._queue.append(Frame(lsn, kind, body, size, slots))
-        self.queued_bytes += size
-        self.wal_bytes += size + 48
-        counters = self.counters
-        counters.frames += 1
-        counters.appends += kind == APPENDED
-        if len(self._queue) > counters.queue_depth_peak:
-            counters.queue_depth_peak = len(self._queue)
-        self._wake()
-        return lsn
 
     def _apply(self, topic: Topic, event: Event, lsn: int) -> Any:
         records, size = topic.count, topic.bytes
@@ -367,16 +325,16 @@ class Engine:
             action()
             return
         topic.pending += 1
-        self._pending.append(Pending(self.last_lsn, topic, None, lambda _: action(), fail))
+        self._pending.append(Pending(self.log.last_lsn, topic, None, lambda _: action(), fail))
 
     def _needs_reserve(self, topic: Topic, last_seq: int) -> bool:
         """Keep the durable ceiling ahead of a `disk` topic; True if this write must wait for its sync."""
         if last_seq + limits.CEILING_AHEAD // 2 > topic.reserved:
             topic.reserved = last_seq + limits.CEILING_AHEAD
             event = CeilingReserved(topic.id, topic.reserved)
-            lsn = self._enqueue(event, ())
+            lsn = self.log.put(event)
             self._pending.append(Pending(lsn, topic, event, lambda _: None, lambda _: None))
-        return last_seq > topic.ceiling or self.durable_lsn <= self.idle_lsn
+        return last_seq > topic.ceiling or self.log.settled
 
     def _append_new(self, name: str, request: Append, now: int, done: Done, fail: Fail) -> None:
         config = core.config_of_new(name, request)
@@ -412,7 +370,7 @@ class Engine:
         slot = slot_of(created.name)
         fresh = () if slot in self._used_slots else (slot,)
         self._used_slots.update(fresh)
-        lsn = self._enqueue(event, fresh)
+        lsn = self.log.put(event, fresh)
         topic: Topic = core.apply(self.state, created, lsn)
         self.register.set(topic.slot, 0)
         topic.pending += 1

@@ -5,7 +5,8 @@
     state       topic, touch                                  perf                 open fragment
     list        after, prefix, limit, prefixes, touch         names, sizes, more   entries, joined
     remove      topic, if_empty                               deleted, perf        open fragment
-    append      topic, return_seqs, key          records      created, perf        open fragment
+    append      topic, return_seqs, key,         records      created, perf        open fragment
+                may_configure (false: a config in the body is forbidden)
     diff        topic, wait (false: answer now)  query        perf                 open fragment
     delete      topic                            selection    perf                 open fragment
     health                                                    see Shard.health
@@ -133,6 +134,7 @@ class Service:
             call.run(self._append_large, call, name)
             return
         request = decode_append(call.body, name, self._store.bounds, header_key=call.head.get("key"))
+        _check_config(call, request)
         self._engine.append(name, request, self._answer_append(call, request), call.fail)
 
     def _answer_append(self, call: Call, request: Append) -> Callable[[Appending], None]:
@@ -154,6 +156,7 @@ class Service:
         """Decode and render a large write in a thread; the topic is held meanwhile, other topics are not."""
         bounds, key = self._store.bounds, call.head.get("key")
         request = await trio.to_thread.run_sync(lambda: decode_append(call.body, name, bounds, header_key=key))
+        _check_config(call, request)
         done = self._answer_append(call, request)
         topic = self._engine.state.topics.get(name)
         if topic is None or topic.removing or topic.held is not None:
@@ -277,6 +280,13 @@ class Service:
     def log_times(self, waited_ms: float, *, synced: bool) -> dict[str, float]:
         sync_ms = min(self._committer.sync_times.last_ms, waited_ms) if synced else 0.0
         return {"wal_append_ms": round(waited_ms - sync_ms, 3), "fsync_ms": round(sync_ms, 3)}
+
+
+def _check_config(call: Call, request: Append) -> None:
+    """Whoever may only write must not choose what a topic is like. The same answer whether the topic exists or not."""
+    if request.config is not None and not call.head.get("may_configure", True):
+        message = "the API key lacks the scope admin, which an append with a config needs"
+        raise TopicsError(errors.FORBIDDEN, message, {"scopes": ["admin"]})
 
 
 class _Timer:

@@ -234,7 +234,7 @@ class Shard:
         while True:
             await trio.sleep(CHECKPOINT_CHECK_S)
             aged = trio.current_time() - last >= limits.CHECKPOINT_INTERVAL_MS / 1000 and engine.dirty
-            if engine.wal_bytes >= limits.CHECKPOINT_WAL_BYTES or aged:
+            if engine.log.bytes_since_checkpoint >= limits.CHECKPOINT_WAL_BYTES or aged:
                 await self.checkpoint()
                 last = trio.current_time()
 
@@ -270,9 +270,9 @@ class Shard:
         assert self.store is not None
         engine = self.store.engine
         while True:
-            before = engine.last_lsn
+            before = engine.log.last_lsn
             await trio.sleep(IDLE_AFTER_S)
-            if engine.last_lsn == before and before:
+            if engine.log.last_lsn == before and before:
                 engine.go_idle()
 
 

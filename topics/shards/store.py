@@ -98,7 +98,7 @@ class Store:
 
     def commit_all(self) -> None:
         """Commit what waits, in this thread."""
-        while frames := self.engine.take():
+        while frames := self.engine.log.take():
             self.engine.durable(self.commit(frames))
 
     def close(self) -> None:

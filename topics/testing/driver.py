@@ -112,11 +112,11 @@ class Driver:
 
     def put(self, name: str, config: dict[str, Any]) -> Answer:
         answer, now, known = Answer(), self.now(), self._settings_in_log(name)
-        before = self.store.engine.last_lsn
+        before = self.store.engine.log.last_lsn
         self.store.engine.put_topic(name, parse_config(config, name), answer.done, answer.fail)
         if known is None:
             self._enter(self.model.create(name, self._new_epoch(name), Settings.of(config), now), answer, before)
-        elif self.store.engine.last_lsn > before:
+        elif self.store.engine.log.last_lsn > before:
             self._enter(self.model.update(name, Settings.of(config, known), now), answer, before)
         return answer
 
@@ -125,7 +125,7 @@ class Driver:
     ) -> Answer:
         answer, now = Answer(), self.now()
         request = decode_append(_append_body(drafts, key, config), name, Limits())
-        topic, before = self.model.topics.get(name), self.store.engine.last_lsn
+        topic, before = self.model.topics.get(name), self.store.engine.log.last_lsn
         if topic is not None:
             topic.expire(now)
         known = name in self.store.engine.state.topics
@@ -133,7 +133,7 @@ class Driver:
         self.store.engine.append(name, request, answer.done, answer.fail)
         if remembered is not None:
             expect((answer.result.first_seq, answer.result.records, answer.result.deduped), (*remembered[:2], True))
-        elif self.store.engine.last_lsn == before:
+        elif self.store.engine.log.last_lsn == before:
             expect(answer.given, False)  # a retry that waits for its original
         elif not known:
             settings = Settings.of(config or {})
@@ -154,7 +154,7 @@ class Driver:
             selected = [seq for seq in expected.select(before_seq, match) if seq <= topic.head_seq]
             found = [seq for first, last in ranges for seq in range(first, last + 1) if seq in expected.live]
             expect(found, selected)
-        before = self.store.engine.last_lsn
+        before = self.store.engine.log.last_lsn
         below = before_seq or 0 if match is None else 0
         self.store.engine.delete_records(topic, below, ranges, answer.done, answer.fail)
         seqs = expected.select(before_seq, match) if match is not None else None
@@ -165,9 +165,9 @@ class Driver:
         return answer
 
     def remove(self, name: str) -> Answer:
-        answer, before = Answer(), self.store.engine.last_lsn
+        answer, before = Answer(), self.store.engine.log.last_lsn
         self.store.engine.remove_topic(name, False, answer.done, answer.fail)
-        if self.store.engine.last_lsn > before:
+        if self.store.engine.log.last_lsn > before:
             self._enter(self.model.remove(name), answer, before)
         return answer
 
@@ -186,9 +186,9 @@ class Driver:
         return topic.settings if topic is not None else None
 
     def _enter(self, entry: Entry, answer: Answer, before_lsn: int) -> None:
-        assert self.store.engine.last_lsn > before_lsn, "accepted, but not logged"
-        self._lsn_of.append(self.store.engine.last_lsn)
-        self._waiting.append((answer, entry, self.store.engine.last_lsn))
+        assert self.store.engine.log.last_lsn > before_lsn, "accepted, but not logged"
+        self._lsn_of.append(self.store.engine.log.last_lsn)
+        self._waiting.append((answer, entry, self.store.engine.log.last_lsn))
         self._settle()
 
     def _settle(self) -> None:
@@ -209,7 +209,7 @@ class Driver:
 
     def write(self) -> None:
         """Write what waits, without a sync. A failed write or sync poisons the engine, as the committer would."""
-        frames = self.store.engine.take()
+        frames = self.store.engine.log.take()
         if frames:
             with self._poisoning():
                 self.store.write_group(frames)
@@ -231,7 +231,7 @@ class Driver:
         self._settle()
 
     def commit(self) -> None:
-        while self.store.engine.queue_depth or self.store.writer.synced_lsn < self.store.writer.written_lsn:
+        while self.store.engine.log.depth or self.store.writer.synced_lsn < self.store.writer.written_lsn:
             self.write()
             self.sync()
 
@@ -271,7 +271,7 @@ class Driver:
 
     def _catch_up(self) -> None:
         assert self.work is not None
-        if self.store.engine.durable_lsn < self.work.needs_lsn:
+        if self.store.engine.log.durable_lsn < self.work.needs_lsn:
             self.commit()
 
     # --- crashes --------------------------------------------------------------------------------------------------

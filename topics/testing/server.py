@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import trio
 
@@ -30,7 +30,7 @@ DEADLINE_S = 30.0
 T = TypeVar("T")
 
 
-def wait_until(found: Callable[[], T], what: str, seconds: float = DEADLINE_S) -> T:
+def wait_until(found: Callable[[], T], what: str = "it", seconds: float = DEADLINE_S) -> T:
     """Poll until it is true; what was found. The deadline is there only to fail instead of hanging."""
     until = time.monotonic() + seconds
     while not (value := found()):
@@ -81,7 +81,7 @@ class Server:
 
     # --- start and end --------------------------------------------------------------------------------------------
 
-    def start(self, **settings: object) -> "Server":
+    def start(self, **settings: object) -> Self:
         """Start it and return at once. `settings` change what it was made with, for this life and later ones."""
         self._settings |= settings
         self.port_file.unlink(missing_ok=True)  # of a life that was killed
@@ -103,7 +103,7 @@ class Server:
             )
         return self
 
-    def wait_ready(self) -> "Server":
+    def wait_ready(self) -> Self:
         """Until every shard and every gateway is ready and the port is known."""
 
         def written() -> bool:
@@ -154,7 +154,7 @@ class Server:
             if run_dir is not None:
                 remove_run_dir(run_dir)
 
-    def __enter__(self) -> "Server":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

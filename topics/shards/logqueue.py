@@ -1,0 +1,74 @@
+"""The queue in front of the log: events become frames with consecutive lsns and wait for the committer."""
+
+from collections import deque
+from collections.abc import Callable
+
+from topics import limits
+from topics.core.events import APPENDED, Event, encode_event
+from topics.shards.wal import Frame
+
+
+class Counters:
+    """What the log has done since the process started."""
+
+    def __init__(self) -> None:
+        self.frames = 0
+        self.appends = 0
+        self.depth_peak = 0
+        self.refused = 0
+
+
+class LogQueue:
+    def __init__(self, next_lsn: int, *, idle: bool = False, wake: Callable[[], None] = lambda: None) -> None:
+        self.counters = Counters()
+        self.durable_lsn = next_lsn - 1  # everything up to here is on disk and applied
+        self.idle_lsn = next_lsn - 1 if idle else -1  # the newest idle mark
+        self.bytes = 0  # waiting
+        self.bytes_since_checkpoint = 0
+        self._next_lsn = next_lsn
+        self._frames: deque[Frame] = deque()
+        self._wake = wake
+
+    @property
+    def last_lsn(self) -> int:
+        """The lsn of the newest frame, durable or not."""
+        return self._next_lsn - 1
+
+    @property
+    def depth(self) -> int:
+        return len(self._frames)
+
+    @property
+    def settled(self) -> bool:
+        """Whether the log ends with an idle mark: the next write that is acked early must wait for its own sync."""
+        return self.durable_lsn <= self.idle_lsn
+
+    def has_room(self, size: int) -> bool:
+        if self.bytes + size <= limits.WAL_QUEUE_BYTES_MAX and len(self._frames) < limits.WAL_QUEUE_FRAMES_MAX:
+            return True
+        self.counters.refused += 1
+        return False
+
+    def put(self, event: Event, slots: tuple[int, ...] = ()) -> int:
+        """Queue an event; its lsn. `slots` are marked used before the frame is written."""
+        kind, body = encode_event(event)
+        lsn = self._next_lsn
+        self._next_lsn += 1
+        size = sum(map(len, body))
+        self._frames.append(Frame(lsn, kind, body, size, slots))
+        self.bytes += size
+        self.bytes_since_checkpoint += size + 48
+        counters = self.counters
+        counters.frames += 1
+        counters.appends += kind == APPENDED
+        if len(self._frames) > counters.depth_peak:
+            counters.depth_peak = len(self._frames)
+        self._wake()
+        return lsn
+
+    def take(self) -> list[Frame]:
+        """All frames that wait, for one write and one sync."""
+        frames = list(self._frames)
+        self._frames.clear()
+        self.bytes = 0
+        return frames
