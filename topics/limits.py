@@ -22,7 +22,6 @@ DIFF_LIMIT_MAX = 1000
 DIFF_WAIT_MS_MAX = 30_000
 BATCH_BYTES_DEFAULT = 1 * MIB
 BATCH_BYTES_MAX = 8 * MIB
-SCAN_RECORDS_MAX = 10_000  # records one diff may look at when a node filter drops most of them
 LIST_PAGE_DEFAULT = 100
 LIST_PAGE_MAX = 1000
 

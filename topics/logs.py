@@ -75,7 +75,9 @@ def configure(process: str, form: str, level: str) -> None:
     handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
     root = logging.getLogger()
     root.handlers[:] = [handler]
-    root.setLevel(level.upper())
+    # Libraries log what a client sent when they are asked for details, its API key included: they are not asked.
+    root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
+    logging.getLogger("topics").setLevel(level.upper())
 
 
 def child_environment(process: str, form: str, level: str) -> dict[str, str]:

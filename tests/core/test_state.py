@@ -96,7 +96,7 @@ def test_what_is_replayed_is_what_happened():
     live, events = history()
     replayed = replay(events)
     assert view(live.topics["t"]) == view(replayed.topics["t"])
-    for field in ("keys", "next_epoch", "next_topic_id", "next_slot", "now_ms"):
+    for field in ("keys", "next_epoch", "next_topic_id", "next_cell", "now_ms"):
         assert getattr(live, field) == getattr(replayed, field)
     assert set(replayed.topics) == {"t"}
     assert live.topics["t"].ceiling == replayed.topics["t"].ceiling == 50
@@ -178,3 +178,13 @@ def test_keys_are_counted_and_forgotten_with_their_window(window: int):
     assert state.keys == len(keys) == 1 + window // 4
     core.forget_keys(state, T0 + 1000)
     assert state.keys == len(keys) == 0
+
+
+def test_deciding_to_create_changes_nothing():
+    state = ShardState()
+    state.free_cells = [7]
+    first = core.decide_create(state, "a", TopicConfig(), 1)
+    assert core.decide_create(state, "a", TopicConfig(), 1) == first
+    assert (state.free_cells, state.next_cell, first.cell) == ([7], 1, 7)
+    core.apply(state, first, 1)
+    assert (state.free_cells, state.next_cell, state.free_cell) == ([], 8, 8)

@@ -58,22 +58,6 @@ def test_records_added_after_a_prefix_query_are_found(first, second, asked, matc
     assert sorted(index.find(Pattern(match))) == scan(match, first + second)
 
 
-@given(tag_lists, matches, matches, st.integers(0, 40), st.booleans())
-@many
-def test_pruning_forgets_only_what_was_deleted(names, deleted, match, below, ordered):
-    index = TagGeneration()
-    index.add(tagged(1, names))
-    if ordered:
-        list(index.find(Pattern(TagMatch("Glob", ""))))
-    index.prune(Pattern(deleted), below)
-    found = set(index.find(Pattern(match)))
-    gone = {seq for seq in scan(deleted, names) if seq < below}
-    # A generation that was never asked for a prefix may keep what it need not; never the other way round.
-    assert set(scan(match, names)) - gone <= found <= set(scan(match, names))
-    if ordered or deleted.op == "Eq":
-        assert found == set(scan(match, names)) - gone
-
-
 def test_an_untagged_record_never_matches_and_an_empty_tag_does():
     index = TagGeneration()
     index.add(tagged(5, [None, "", None, "x"]))

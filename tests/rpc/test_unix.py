@@ -7,6 +7,7 @@ import stat
 import pytest
 import trio
 
+from topics import limits
 from topics.rpc import PeerLost, connect_unix, serve_unix
 
 HANDLERS = {"echo": lambda call: call.reply(call.head)}
@@ -61,3 +62,27 @@ async def test_nobody_there(tmp_path):
             await connect_unix(str(tmp_path / "missing"), nursery)
         with pytest.raises(PeerLost):
             await connect_unix(str(tmp_path / ("x" * 200)), nursery)
+
+
+async def test_connections_are_bounded(tmp_path, monkeypatch, caplog):
+    """Who comes when a server has enough is told at once, and served when somebody has gone."""
+    monkeypatch.setattr(limits, "RPC_CONNECTIONS_MAX", 3)
+    path = str(tmp_path / "s")
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_unix, path, HANDLERS)
+        kept = [await connect_unix(path, nursery) for _ in range(3)]
+        for _ in range(50):
+            with pytest.raises(PeerLost):
+                await connect_unix(path, nursery)
+        assert (await kept[0].call("echo", {"a": 1})).head == {"a": 1}
+        await kept.pop().aclose()
+        with trio.fail_after(10):
+            while True:
+                try:
+                    connection = await connect_unix(path, nursery)
+                    break
+                except PeerLost:
+                    await trio.sleep(0.01)
+        assert (await connection.call("echo", {"b": 2})).head == {"b": 2}
+        nursery.cancel_scope.cancel()
+    assert "s has 3 connections" in caplog.text

@@ -117,7 +117,7 @@ def topic_state() -> Topic:
     topic.evicted.add(1, 2, CAP)
     topic.evicted.add(4, 4, TTL)
     topic.holes.add(13, 20, "crash")
-    topic.applied_lsn, topic.ceiling, topic.slot, topic.last_write_ms = 11, 131_072, 1, 1_700_000_000_008
+    topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms = 11, 131_072, 1, 1_700_000_000_008
     topic.keys = KeyWindow()
     topic.keys.add(bytes(range(16)), Remembered(12, 1, 1_700_000_000_003))
     return topic
@@ -152,10 +152,10 @@ def write_data(files: Files) -> list[DataFile]:
 def write_snapshot(files: Files, added: list[DataFile]) -> None:
     log = snapshot.SnapshotLog(files, snapshot.read_snapshot(files))
     first, second = snapshot.Commit(), snapshot.Commit()
-    first.cut_lsn, first.next_topic_id, first.next_epoch, first.next_slot, first.next_file_id = 5, 8, 4, 2, 2
+    first.cut_lsn, first.next_topic_id, first.next_epoch, first.next_cell, first.next_file_id = 5, 8, 4, 2, 2
     first.added, first.now_ms = added[:1], 1_700_000_000_004
     log.commit([(6, b"\xc0"), (7, snapshot.encode_topic(topic_state(), 0))], first)
-    second.cut_lsn, second.next_topic_id, second.next_epoch, second.next_slot, second.next_file_id = 11, 10, 6, 4, 3
+    second.cut_lsn, second.next_topic_id, second.next_epoch, second.next_cell, second.next_file_id = 11, 10, 6, 4, 3
     second.added, second.removed_topics, second.removed_files, second.now_ms = added[1:], [6], [99], 1_700_000_000_009
     log.commit([(7, snapshot.encode_topic(topic_state(), 2))], second)
     log.close()
@@ -264,7 +264,7 @@ def test_the_golden_tag_run_is_searched(files):
 def test_the_golden_snapshot_is_read(files):
     state = snapshot.read_snapshot(files)
     commit = state.commit
-    assert (commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_slot) == (11, 10, 6, 4)
+    assert (commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell) == (11, 10, 6, 4)
     assert (commit.next_file_id, commit.now_ms) == (3, 1_700_000_000_009)
     assert [(info.id, info.kind, info.path, info.seed, info.topic_id) for info in state.files.values()] == [
         (info.id, info.kind, info.path, info.seed, info.topic_id) for info in infos()

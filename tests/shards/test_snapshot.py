@@ -41,7 +41,7 @@ def commit_of(
 ) -> Commit:
     commit = Commit()
     commit.cut_lsn = cut_lsn
-    commit.next_topic_id, commit.next_epoch, commit.next_slot = cut_lsn + 1, cut_lsn + 2, cut_lsn + 3
+    commit.next_topic_id, commit.next_epoch, commit.next_cell = cut_lsn + 1, cut_lsn + 2, cut_lsn + 3
     commit.next_file_id, commit.now_ms = cut_lsn + 4, cut_lsn + 5
     commit.added = [data_file(file_id) for file_id in added]
     commit.removed_files, commit.removed_topics = list(removed), list(topics)
@@ -53,7 +53,7 @@ def told(state: SnapshotState) -> tuple[Any, ...]:
     commit = state.commit
     files = {info.id: (info.kind, info.path, info.seed, info.topic_id, info.size) for info in state.files.values()}
     scalars = (
-        commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_slot, commit.next_file_id, commit.now_ms,
+        commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell, commit.next_file_id, commit.now_ms,
     )  # fmt: skip
     return scalars, state.topics, files
 
@@ -150,7 +150,7 @@ def busy_topic() -> Topic:
     topic.evicted.add(12, 15, TTL)
     topic.holes.add(20, 30, "crash")
     topic.holes.add(40, 41, "corrupt")
-    topic.applied_lsn, topic.ceiling, topic.slot, topic.last_write_ms = 77, 2**63 + 100, 3, 2**52
+    topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms = 77, 2**63 + 100, 3, 2**52
     topic.keys = KeyWindow()
     topic.keys.add(b"k" * 16, Remembered(5, 2, 1000))
     return topic
@@ -160,7 +160,7 @@ def scalars_of(topic: Topic) -> tuple[Any, ...]:
     return (
         topic.id, topic.name, topic.epoch, topic.config, topic.head_seq, topic.last_ts, topic.delete_below,
         topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items, topic.applied_lsn,
-        topic.ceiling, topic.slot, topic.last_write_ms, topic.keys.items() if topic.keys is not None else [],
+        topic.ceiling, topic.cell, topic.last_write_ms, topic.keys.items() if topic.keys is not None else [],
     )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
-"""An HTTP client that behaves as a careful one should: it retries what was lost or refused, and notes it."""
+"""Clients: a careful one that retries what was lost or refused and notes it, a slow one, and threads of them."""
 
+import json
+import socket
 import threading
 import time
 
@@ -103,6 +105,25 @@ def check_page(page, from_seq):
     assert not seqs or from_seq < seqs[0], (from_seq, seqs)
     assert max([from_seq, *seqs]) <= page["next_from_seq"] <= page["head_seq"], page
     assert page["caught_up"] == (page["next_from_seq"] == page["head_seq"]), page
+
+
+class Upload:
+    """A POST whose body is sent in parts, on a connection of its own."""
+
+    def __init__(self, server, topic, body) -> None:
+        self.body = json.dumps(body).encode()
+        self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=DEADLINE_S)
+        head = f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        self.sock.sendall(f"{head}Content-Length: {len(self.body)}\r\nExpect: 100-continue\r\n\r\n".encode())
+        assert self.sock.recv(100).startswith(b"HTTP/1.1 100 ")  # from now on it is under way
+        self.sock.sendall(self.body[:10])
+
+    def finish(self):
+        """The rest of the body; head and JSON of the answer. The server closes."""
+        self.sock.sendall(self.body[10:])
+        with self.sock:
+            head, _, body = b"".join(iter(lambda: self.sock.recv(65536), b"")).partition(b"\r\n\r\n")
+        return head, json.loads(body)
 
 
 class Crew:

@@ -8,29 +8,10 @@ import threading
 import httpx
 import pytest
 
-from tests.system.client import Client, Crew
+from tests.system.client import Client, Crew, Upload
 from topics.testing.server import wait_until
 
 STOP_MS = 20_000
-
-
-class Upload:
-    """A POST whose body is sent in parts, on a connection of its own."""
-
-    def __init__(self, server, topic, body) -> None:
-        self.body = json.dumps(body).encode()
-        self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=30)
-        head = f"POST /v0/topics/{topic} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-        self.sock.sendall(f"{head}Content-Length: {len(self.body)}\r\nExpect: 100-continue\r\n\r\n".encode())
-        assert self.sock.recv(100).startswith(b"HTTP/1.1 100 ")  # from now on it is under way
-        self.sock.sendall(self.body[:10])
-
-    def finish(self):
-        """The rest of the body; head and JSON of the answer. The server closes."""
-        self.sock.sendall(self.body[10:])
-        with self.sock:
-            head, _, body = b"".join(iter(lambda: self.sock.recv(65536), b"")).partition(b"\r\n\r\n")
-        return head, json.loads(body)
 
 
 def refused(server) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.system.client import Crew
+from tests.system.client import Client, Crew, Upload
 from tests.system.load import Load
 from topics.rpc import RpcError
 from topics.testing.server import wait_until
@@ -81,6 +81,21 @@ class Hurt:
         pids = [self.server.kill(*child) for child in which]
         for child, pid in zip(which, pids, strict=True):
             self.server.wait_back(*child, pid)
+
+
+def test_clients_that_hang_do_not_keep_a_killed_server_from_its_successor(serve):
+    """Its gateways give what is open a moment, not all the time of a clean stop."""
+    server = serve(gateways=2, stop_ms=3_600_000)
+    with Client(server) as client:
+        client.put("t", durability="fsync")
+        assert client.append("t", {"records": [{"data": "acked"}]})["seqs"] == [1]
+        uploads = [Upload(server, "t", {"records": [{"data": "never"}]}) for _ in range(4)]
+        server.kill_supervisor()
+        server.start().wait_ready()
+        for upload in uploads:
+            upload.sock.close()
+        assert [record["data"] for record in client.read_all("t")[0]] == ["acked"]
+    assert server.stop() == 0
 
 
 WAYS = [name for name in vars(Hurt) if not name.startswith("_")]

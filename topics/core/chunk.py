@@ -5,8 +5,8 @@ eviction, expiry and deletion need nothing else, so they never read a file.
 """
 
 from array import array
-from collections.abc import Iterator
 
+from topics.core.bits import span
 from topics.core.block import Block
 
 
@@ -84,32 +84,9 @@ class Chunk:
         self.tagged = self.tagged or bool(block.tags)
         return added
 
-    def dead_runs(self) -> Iterator[tuple[int, int]]:
-        """Runs [low, high) of dead records."""
-        low = 0
-        while self.dead >> low:
-            rest = self.dead >> low
-            low += (rest & -rest).bit_length() - 1
-            ones = ~(self.dead >> low)
-            high = low + (ones & -ones).bit_length() - 1
-            yield low, high
-            low = high
-
-    def first_live(self) -> int:
-        """Index of the first record that is not dead; len(self) if there is none."""
-        inverted = ~self.dead
-        index = (inverted & -inverted).bit_length() - 1
-        return min(index, len(self.sizes))
-
-    def last_live(self) -> int:
-        """Index of the last record that is not dead; -1 if there is none."""
-        alive = ~self.dead & ((1 << len(self.sizes)) - 1)
-        return alive.bit_length() - 1
-
     def kill(self, low: int, high: int) -> tuple[int, int]:
         """Mark the records [low, high) dead; (records, bytes) that were live until now."""
-        mask = ((1 << high) - 1) ^ ((1 << low) - 1)
-        fresh = mask & ~self.dead
+        fresh = span(low, high) & ~self.dead
         count = fresh.bit_count()
         if not count:
             return 0, 0

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from topics.core.bits import runs, span
 from topics.core.block import Block
 from topics.core.chunk import Chunk
 from topics.core.loss import RECREATED, Tombstone
@@ -130,7 +131,7 @@ def _pieces(block: Block, window: Window, query: Diff, nodes: frozenset[bytes]) 
         and (query.include_meta or not any(block.meta_lens))
         and not (query.include_tags and block.tags)
     )
-    for low, high in _runs(block, window, hidden):
+    for low, high in runs(_shown(block, window, hidden)):
         if whole:
             yield memoryview(block.text)[block.start(low) : block.ends[high - 1]].tobytes()
         else:
@@ -138,21 +139,14 @@ def _pieces(block: Block, window: Window, query: Diff, nodes: frozenset[bytes]) 
                 yield _view(block, index, query)
 
 
-def _runs(block: Block, window: Window, hidden: set[int]) -> Iterator[tuple[int, int]]:
-    """Runs of consecutive records to deliver."""
-    if not window.dead and not hidden:
-        yield window.low, window.high
-        return
-    start = None
-    for index in range(window.low, window.high):
-        if window.dead >> index & 1 or block.node_ids[index] in hidden:
-            if start is not None:
-                yield start, index
-                start = None
-        elif start is None:
-            start = index
-    if start is not None:
-        yield start, window.high
+def _shown(block: Block, window: Window, hidden: set[int]) -> int:
+    """The mask of the records to deliver."""
+    shown = span(window.low, window.high) & ~window.dead
+    if hidden:
+        for index, node in enumerate(block.node_ids[window.low : window.high], window.low):
+            if node in hidden:
+                shown &= ~(1 << index)
+    return shown
 
 
 def _view(block: Block, index: int, query: Diff) -> bytes:

@@ -15,6 +15,7 @@ import msgspec
 
 from topics.core.block import BadBlock, Block, decode_block, encode_body
 from topics.core.config import TopicConfig, from_wire, to_wire
+from topics.core.deletion import Deletion
 from topics.core.ranges import SeqRanges
 
 CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH = range(1, 10)
@@ -33,7 +34,7 @@ class TopicCreated(msgspec.Struct, frozen=True):
     config: TopicConfig
     ts: int
     ceiling: int
-    slot: int
+    cell: int
 
 
 class TopicUpdated(msgspec.Struct, frozen=True):
@@ -62,13 +63,14 @@ class Appended(msgspec.Struct, frozen=True):
 class RecordsDeleted(msgspec.Struct, frozen=True):
     """Everything below `before_seq` (0: nothing by position) and the seqs in `ranges` (a match, already resolved).
 
-    What had expired by `ts` is not deleted: it was lost before, and readers are told.
+    What had expired by `ts` is not deleted: it was lost before, and readers are told. `prepared` is not logged.
     """
 
     topic_id: int
     before_seq: int
     ranges: SeqRanges | None
     ts: int
+    prepared: Deletion | None = None
 
 
 class CeilingReserved(msgspec.Struct, frozen=True):
@@ -110,8 +112,7 @@ def encode_event(event: Event) -> tuple[int, list[bytes]]:
     if type(event) is Appended:
         return APPENDED, _encode_appended(event)
     if type(event) is RecordsDeleted:
-        ranges = event.ranges.encode() if event.ranges is not None else None
-        return DELETED, [_pack([event.topic_id, event.before_seq, ranges, event.ts])]
+        return DELETED, [_pack([event.topic_id, event.before_seq, _encoded_ranges(event), event.ts])]
     if type(event) is CreatedAndAppended:
         created = _encode_created(event.created)
         return BOTH, [_LENGTH.pack(len(created)), created, *_encode_appended(event.appended)]
@@ -168,8 +169,14 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     raise BadEvent(f"event kind {kind} is not known")
 
 
+def _encoded_ranges(event: RecordsDeleted) -> bytes | None:
+    if event.prepared is not None:
+        return event.prepared.encoded
+    return event.ranges.encode() if event.ranges is not None else None
+
+
 def _encode_created(event: TopicCreated) -> bytes:
-    fields = [event.topic_id, event.name, event.epoch, to_wire(event.config), event.ts, event.ceiling, event.slot]
+    fields = [event.topic_id, event.name, event.epoch, to_wire(event.config), event.ts, event.ceiling, event.cell]
     return _pack(fields)
 
 

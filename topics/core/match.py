@@ -24,10 +24,6 @@ class TagMatch(msgspec.Struct, frozen=True):
             return False
         return tag == self.value if self.op == "Eq" else tag.startswith(self.value)
 
-    def to_json_value(self) -> list[str]:
-        """The full form, which `parse_match` takes back."""
-        return ["tag", self.op, self.value if self.op == "Eq" else self.value + "*"]
-
 
 def parse_match(value: Any) -> TagMatch:
     """From `["tag","Eq","X"]`, `["tag","Glob","X*"]`, or the shorthands `"X"` (Eq) and `"X*"` (Glob)."""

@@ -133,6 +133,30 @@ class SeqRanges:
         after = max(self._lasts[high - 1] - last, 0)
         return self._count_of(low, high) - before - after
 
+    def index_of(self, seq: int) -> int:
+        """The index of the first range that does not end below `seq`."""
+        return bisect_left(self._lasts, seq)
+
+    def first_of(self, index: int) -> int:
+        return self._firsts[index]
+
+    def bits(self, first: int, n: int, at: int = 0) -> tuple[int, int]:
+        """The seqs among the n from `first` on, as a mask; and the index of the range to go on with above them.
+
+        `at` is where to begin: no range before it ends at `first` or above.
+        """
+        firsts, lasts, end = self._firsts, self._lasts, first + n
+        if at < len(lasts) and lasts[at] < first:
+            at = bisect_left(lasts, first, at)
+        mask = 0
+        while at < len(firsts) and (low := firsts[at]) < end:
+            high = lasts[at] + 1
+            mask |= (1 << min(high, end) - first) - (1 << max(low - first, 0))
+            if high > end:
+                break
+            at += 1
+        return mask, at
+
     def encode(self) -> bytes:
         out = bytearray()
         _put_varint(out, len(self._firsts))

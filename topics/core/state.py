@@ -42,8 +42,8 @@ class ShardState:
         self.names: SortedList[str] = SortedList()
         self.next_topic_id = 1
         self.next_epoch = 1
-        self.next_slot = 1  # cell 0 of the head register holds the boot mark
-        self.free_slots: list[int] = []
+        self.next_cell = 1  # cell 0 of the head register holds the boot mark
+        self.free_cells: list[int] = []
         self.keys = 0
         self.now_ms = 0
         self.replaying = False
@@ -55,11 +55,15 @@ class ShardState:
             raise topic_not_found(name)
         return topic
 
-    def take_slot(self) -> int:
-        if self.free_slots:
-            return self.free_slots.pop()
-        self.next_slot += 1
-        return self.next_slot - 1
+    @property
+    def free_cell(self) -> int:
+        """The cell that the next topic gets."""
+        return self.free_cells[-1] if self.free_cells else self.next_cell
+
+    def take_cell(self, cell: int) -> None:
+        self.next_cell = max(self.next_cell, cell + 1)
+        if self.free_cells and self.free_cells[-1] == cell:
+            self.free_cells.pop()
 
     def list_names(self, after: str, prefix: str, allowed: Sequence[str] = ()) -> Iterator[str]:
         """Published names above `after` that begin with `prefix` and, if any are given, with an allowed prefix."""
@@ -88,7 +92,7 @@ def _narrow(prefix: str, allowed: Sequence[str]) -> list[str]:
 
 def decide_create(state: ShardState, name: str, config: TopicConfig, now_ms: int) -> TopicCreated:
     ceiling = limits.CEILING_AHEAD if config.durability == "disk" else 0
-    return TopicCreated(state.next_topic_id, name, state.next_epoch, config, now_ms, ceiling, state.take_slot())
+    return TopicCreated(state.next_topic_id, name, state.next_epoch, config, now_ms, ceiling, state.free_cell)
 
 
 def decide_update(topic: Topic, patch: ConfigPatch, now_ms: int) -> TopicUpdated | None:
@@ -192,7 +196,7 @@ def apply(state: ShardState, event: Event, lsn: int) -> Any:
     topic.applied_lsn = lsn
     if type(event) is RecordsDeleted:
         topic.expire(event.ts)
-        return topic.delete(event.before_seq, event.ranges)
+        return topic.delete(event.before_seq, event.ranges, event.prepared)
     if type(event) is TopicUpdated:
         return _apply_updated(state, topic, event)
     if type(event) is TopicRemoved:
@@ -208,14 +212,14 @@ def _apply_created(state: ShardState, event: TopicCreated, lsn: int) -> Topic:
     topic = Topic(event.topic_id, event.name, event.epoch, event.config)
     topic.applied_lsn = lsn - 1  # the append that may share this frame has the same position
     topic.ceiling = topic.reserved = event.ceiling
-    topic.slot = event.slot
+    topic.cell = event.cell
     topic.last_ts = event.ts
     state.topics[event.name] = topic
     state.by_id[event.topic_id] = topic
     state.names.add(event.name)
     state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
     state.next_epoch = max(state.next_epoch, event.epoch + 1)
-    state.next_slot = max(state.next_slot, event.slot + 1)
+    state.take_cell(event.cell)
     return topic
 
 
@@ -261,7 +265,7 @@ def _apply_removed(state: ShardState, topic: Topic) -> Topic:
     if state.topics.get(topic.name) is topic:
         del state.topics[topic.name]
         state.names.remove(topic.name)
-    state.free_slots.append(topic.slot)
+    state.free_cells.append(topic.cell)
     state.keys -= len(topic.keys) if topic.keys is not None else 0
     return topic
 

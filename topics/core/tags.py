@@ -7,7 +7,7 @@ The index is kept in generations: a checkpoint closes the current one and drops 
 files, where a sorted run takes its place.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from sortedcontainers import SortedDict
@@ -63,25 +63,6 @@ class TagGeneration:
             if not tag.startswith(pattern.prefix):
                 return
             yield from self._seqs[tag]
-
-    def prune(self, pattern: Pattern, below: int) -> None:
-        """Forget matching entries below a seq: they were deleted."""
-        if pattern.exact:
-            tags: Iterable[bytes] = [pattern.exact] if pattern.exact in self._seqs else []
-        elif isinstance(self._seqs, SortedDict):
-            tags = []
-            for tag in self._seqs.irange(minimum=pattern.prefix):
-                if not tag.startswith(pattern.prefix):
-                    break
-                tags.append(tag)
-        else:
-            return
-        for tag in tags:
-            kept = [seq for seq in self._seqs[tag] if seq >= below]
-            if kept:
-                self._seqs[tag] = kept
-            else:
-                del self._seqs[tag]
 
     def __len__(self) -> int:
         return len(self._seqs)

@@ -10,9 +10,11 @@ count and bytes are those of the live records; evict_floor <= earliest_seq <= he
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 
+from topics.core.bits import runs, span
 from topics.core.block import Block
 from topics.core.chunk import Chunk
 from topics.core.config import TopicConfig
+from topics.core.deletion import Deletion, Strike, strikes_in
 from topics.core.idempotency import KeyWindow
 from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
 from topics.core.ranges import SeqRanges
@@ -31,6 +33,7 @@ class Topic:
         "applied_lsn",
         "bytes",
         "ceiling",
+        "cell",
         "chunks",
         "config",
         "count",
@@ -58,7 +61,6 @@ class Topic:
         "published",
         "removing",
         "reserved",
-        "slot",
         "tag_generations",
         "waiters",
     )  # fmt: skip
@@ -85,7 +87,7 @@ class Topic:
         self.applied_lsn = 0
         self.ceiling = 0  # highest seq that may be acked before its own sync
         self.reserved = 0  # the ceiling that is on its way to the log
-        self.slot = 0  # cell of the head register
+        self.cell = 0  # cell of the head register
         self.dirty = False
         self.packs_from = 0  # packs with a lower id hold only superseded copies of its records
         self.flips: list[Chunk] | None = None  # stored chunks whose delete flags are behind
@@ -217,7 +219,7 @@ class Topic:
     def _evict(self, chunk: Chunk, high: int, reason: str) -> None:
         """Lose the live records below index `high` of the front chunk, and the chunk itself when nothing is left."""
         if chunk.live:
-            for low, end in _live_runs(chunk, high):
+            for low, end in runs(span(0, high) & ~chunk.dead):
                 self.evicted.add(chunk.first_seq + low, chunk.first_seq + end - 1, reason)
             self._kill(chunk, 0, high)
         self._pop_dead_front()
@@ -239,8 +241,11 @@ class Topic:
 
     # --- deleting -------------------------------------------------------------------------------------------------
 
-    def delete(self, before_seq: int, ranges: SeqRanges | None) -> int:
-        """Remove live records below `before_seq` and in `ranges`; how many went. Never moves evict_floor."""
+    def delete(self, before_seq: int, ranges: SeqRanges | None, prepared: Deletion | None = None) -> int:
+        """Remove live records below `before_seq` and in `ranges`; how many went. Never moves evict_floor.
+
+        `prepared` is what the ranges come to, if it was worked out ahead.
+        """
         deleted = 0
         if before_seq:
             before_seq = min(before_seq, self.head_seq + 1)
@@ -249,33 +254,37 @@ class Topic:
                 if chunk.first_seq >= before_seq:
                     break
                 deleted += self._kill(chunk, 0, min(len(chunk), before_seq - chunk.first_seq))
-        if ranges is not None:
-            for first, last in ranges:
-                deleted += self._delete_range(first, last)
+        if prepared is not None:
+            deleted += self._strike(prepared.strikes_in(self.chunks))
+        elif ranges is not None:
+            deleted += self._strike(strikes_in(self.chunks, ranges))
         self._pop_dead_front()
         return deleted
 
-    def _delete_range(self, first: int, last: int) -> int:
+    def _strike(self, strikes: Iterator[Strike]) -> int:
         deleted = 0
-        chunks = self.chunks
-        for index in range(bisect_left(chunks, first, key=_last_seq), len(chunks)):
-            chunk = chunks[index]
-            if chunk.first_seq > last:
-                break
-            low = max(0, first - chunk.first_seq)
-            count = self._kill(chunk, low, min(len(chunk), last - chunk.first_seq + 1))
-            if count and chunk.file is not None and not chunk.flags_dirty:
-                chunk.flags_dirty = True
-                self.flips = self.flips if self.flips is not None else []
-                self.flips.append(chunk)
+        for chunk, _, mask, count, size in strikes:
+            if not count:
+                continue
+            chunk.dead |= mask
+            chunk.live -= count
+            chunk.live_bytes -= size
+            self.bytes -= size
             deleted += count
+            if chunk.file is not None:
+                chunk.file.live -= count
+                if not chunk.flags_dirty:
+                    chunk.flags_dirty = True
+                    self.flips = self.flips if self.flips is not None else []
+                    self.flips.append(chunk)
+        self.count -= deleted
         return deleted
 
     def unflipped(self) -> SeqRanges:
         """Deleted seqs that the flags in their files do not show yet; some may have expired or been evicted."""
         ranges = SeqRanges()
         for chunk in self.flips or ():
-            for low, high in chunk.dead_runs():
+            for low, high in runs(chunk.dead):
                 ranges.add(chunk.first_seq + low, chunk.first_seq + high - 1)
         return ranges
 
@@ -327,24 +336,6 @@ def _release(chunk: Chunk) -> None:
 
 def _takes(tail: Chunk, block: Block) -> bool:
     return tail.block is not None and tail.block.takes(block)
-
-
-def _live_runs(chunk: Chunk, high: int) -> Iterator[tuple[int, int]]:
-    """Runs [low, end) of live records below index `high`."""
-    if not chunk.dead:
-        if high:
-            yield 0, high
-        return
-    low = None
-    for index in range(high):
-        if chunk.dead >> index & 1:
-            if low is not None:
-                yield low, index
-                low = None
-        elif low is None:
-            low = index
-    if low is not None:
-        yield low, high
 
 
 def _index_of_live(chunk: Chunk, nth: int) -> int:

@@ -33,6 +33,7 @@ from topics.settings import GatewayBoot
 
 log = logging.getLogger("topics.gateway")
 CUT_EARLY_S = 1.0  # at most a quarter of the time there is
+ORPHAN_GRACE_S = 3.0
 
 
 async def _stop_on_signal(stop: trio.Event) -> None:
@@ -41,13 +42,15 @@ async def _stop_on_signal(stop: trio.Event) -> None:
             stop.set()
 
 
-async def _stop_when_orphaned(lifeline: int, stop: trio.Event) -> None:
+async def _stop_when_orphaned(lifeline: int, stop: trio.Event, everything: trio.CancelScope) -> None:
+    """The next server of the data directory waits until we have ended, so clients that hang get a moment only."""
     os.set_blocking(lifeline, False)
     while True:
         await trio.lowlevel.wait_readable(lifeline)
         if not os.read(lifeline, 1):
             log.warning("the supervisor is gone; stopping")
             stop.set()
+            everything.deadline = trio.current_time() + ORPHAN_GRACE_S
             return
 
 
@@ -86,7 +89,7 @@ async def serve(boot: GatewayBoot) -> None:
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal, stop)
-        nursery.start_soon(_stop_when_orphaned, boot.lifeline_fd, stop)
+        nursery.start_soon(_stop_when_orphaned, boot.lifeline_fd, stop, nursery.cancel_scope)
         shards = Shards({shard: Peer(path, nursery) for shard, path in boot.shard_sockets.items()}, boot.slots)
         door = open_door(boot, board)
         gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board=board, door=door)

@@ -221,9 +221,9 @@ class Connection:
                 await self._hand_over(request.head_bytes() + (self.parser.rest or b"") + self._ahead)
                 return False
             await self._answer(request)
-            queue.popleft()
             if self._closing:
-                return False
+                return False  # the request stays first in the queue: `_linger` wants to know whether it is complete
+            queue.popleft()
             answered += 1
             if not answered % limits.HTTP_PIPELINED_MAX:
                 await checkpoint()

@@ -18,12 +18,14 @@ import trio
 
 from topics import limits, logs
 from topics.board import Board
+from topics.core.events import BadEvent
 from topics.limits import Limits
 from topics.rpc.unix import serve_unix
 from topics.shards.boardslot import BoardSlot
 from topics.shards.files import RealFiles
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.shards.snapshot import BadSnapshot
+from topics.shards.wal import BadLog
 
 log = logging.getLogger("topics.shards")
 EXIT_STORAGE = 70
@@ -104,12 +106,22 @@ def main(argv: list[str] | None = None) -> int:
     try:
         trio.run(serve, args)
     except* ShardPoisoned as group:
-        log.error("stopped after a storage failure: %s", group.exceptions[0])
+        log.error("stopped after a storage failure: %s", _first(group))
         status = EXIT_STORAGE
-    except* BadSnapshot as group:
-        log.error("%s", group.exceptions[0])
+    except* (BadSnapshot, BadLog, BadEvent) as group:
+        log.error("%s", _first(group))
         status = EXIT_DATA
+    except* OSError as group:
+        log.error("storage failed: %s", _first(group))
+        status = EXIT_STORAGE
     return status
+
+
+def _first(error: BaseException) -> BaseException:
+    """What happened, out of the groups that nurseries wrap around it."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
 
 
 if __name__ == "__main__":

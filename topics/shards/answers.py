@@ -5,10 +5,9 @@ from typing import Any, NamedTuple
 
 from topics.core.events import Event
 from topics.core.topic import Topic
-from topics.errors import TopicsError
 
 Done = Callable[[Any], None]
-Fail = Callable[[TopicsError], None]
+Fail = Callable[[Exception], None]  # what is not a TopicsError arrives as `internal`
 Retries = list[Callable[[], None]]
 
 

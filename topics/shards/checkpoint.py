@@ -26,13 +26,16 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topics import limits
-from topics.core.block import BadBlock, Block, coalesce, flags_from_mask
+from topics.core.block import flags_from_mask
 from topics.core.chunk import Chunk, DataFile
 from topics.core.topic import Topic
 from topics.limits import Limits
 from topics.shards import datafile, snapshot, wal
+from topics.shards.captures import Capture, Output, Source
 from topics.shards.datafile import PACK, SEGMENT, Entry, Stored
 from topics.shards.files import File, Files
+from topics.shards.install import install
+from topics.shards.regroup import coalesced, split
 
 if TYPE_CHECKING:
     from topics.shards.store import Store
@@ -41,36 +44,6 @@ log = logging.getLogger(__name__)
 PACK_CHUNKS_MAX = 64  # chunks of one topic in packs before they are rewritten as one run
 PACKS_MAX = 32  # packs of a shard before the emptiest are merged
 PACK_MERGE_BYTES = 8 * limits.MIB  # what one checkpoint rewrites at most to merge packs
-
-
-class Source(msgspec.Struct):
-    """A chunk at the instant of capture."""
-
-    chunk: Chunk
-    block: Block | None
-    dead: int
-    handle: File | None  # where to read the block if it is not resident
-
-
-class Output(msgspec.Struct):
-    """A stored block that takes the place of captured chunks."""
-
-    block: Block
-    dead: int
-    info: DataFile
-    entry: Entry
-
-
-class Capture(msgspec.Struct):
-    """One topic's share of a checkpoint."""
-
-    topic: Topic
-    entry: bytes
-    sources: list[Source]
-    last_seq: int
-    segment: bool  # its sources make up at least one segment
-    packs_from: int  # as the topic's, once this is installed
-    outputs: list[Output] = []
 
 
 class Flip(msgspec.Struct):
@@ -105,6 +78,7 @@ class Checkpoint:
 
     def capture(self) -> Iterator[None]:
         """Capture every dirty topic; the caller may do other things between two of them."""
+        unused = {info.id for info in self._store.data_files.values() if _is_unused(info)}
         topics = [topic for topic in self.dirty if topic.id in self._store.engine.state.by_id]
         topics += self._topics_of_sparse_packs(set(topics))
         for topic in topics:
@@ -113,11 +87,22 @@ class Checkpoint:
         state = self._store.engine.state
         commit = self.commit
         commit.next_topic_id, commit.next_epoch = state.next_topic_id, state.next_epoch
-        commit.next_slot, commit.now_ms = state.next_slot, state.now_ms
+        commit.next_cell, commit.now_ms = state.next_cell, state.now_ms
         commit.removed_topics = self.removed
         commit.idle_lsn = self._store.engine.log.idle_lsn
-        self.retired = [info for info in self._store.data_files.values() if not info.live and not info.chunks]
+        self.retired = [info for info in self._store.data_files.values() if self._may_go(info, unused)]
         commit.removed_files = [info.id for info in self.retired]
+
+    def _may_go(self, info: DataFile, unused: set[int]) -> bool:
+        """A file may go only together with the reason why nobody needs it.
+
+        That reason is in this checkpoint if the file was unused when it began: the topics concerned were dirty. What
+        became unused during the capture is judged by its one topic: captured, and not changed since.
+        """
+        if info.id in unused:
+            return True
+        owner = self._store.engine.state.by_id.get(info.topic_id)
+        return _is_unused(info) and info.kind == SEGMENT and owner is not None and not owner.dirty
 
     def _capture(self, topic: Topic) -> None:
         topic.dirty = False
@@ -213,7 +198,7 @@ class Checkpoint:
         files = self._store.files
         packed: list[tuple[Capture, Stored]] = []
         for capture in self.captures:
-            blocks = _coalesced(capture)
+            blocks = coalesced(capture)
             if capture.segment:
                 blocks = self._write_segments(files, capture, blocks)
             packed += [(capture, stored) for stored in blocks]
@@ -229,7 +214,7 @@ class Checkpoint:
     def _write_segments(self, files: Files, capture: Capture, blocks: list[Stored]) -> list[Stored]:
         """Store full segments; what is left over and small goes to the pack."""
         topic_id = capture.topic.id
-        for index, (group, full) in enumerate(_split(blocks, self._bounds)):
+        for index, (group, full) in enumerate(split(blocks, self._bounds)):
             size = sum(len(stored.block.text) for stored in group)
             if index and not full and size < limits.PACK_TOPIC_BYTES:
                 return group
@@ -256,7 +241,7 @@ class Checkpoint:
         self.commit.added.append(info)  # before it is there: `abandon` removes what a failure leaves of it
         entries = datafile.write_data_file(files, info, [stored for _, stored in items])
         for (capture, stored), entry in zip(items, entries, strict=True):
-            capture.outputs.append(Output(stored.block, stored.dead, info, entry))
+            capture.outputs.append(Output(_chunk_of(stored, entry), stored.dead, info))
 
     def _flip(self) -> None:
         """Write delete flags in place, then sync each touched file once. If that fails the snapshot still knows."""
@@ -290,7 +275,7 @@ class Checkpoint:
             if store.engine.state.by_id.get(capture.topic.id) is capture.topic:
                 capture.topic.packs_from = capture.packs_from
                 if capture.sources:
-                    _install(store, capture)
+                    yield from install(store, capture)
             yield
 
     def abandon(self) -> None:
@@ -316,6 +301,20 @@ class Checkpoint:
                 wal.retire(files, number)
             except OSError as error:
                 log.warning("a log file that is no longer needed stays: %s", error)
+
+
+def _is_unused(info: DataFile) -> bool:
+    return not info.live and not info.chunks
+
+
+def _chunk_of(stored: Stored, entry: Entry) -> Chunk:
+    """The resident side of a block that was just written. It gets its file when it takes its place."""
+    block = stored.block
+    chunk = Chunk(block.first_seq, block.base_ts, block.ts, block.sizes())
+    chunk.block = block
+    chunk.offset, chunk.length = entry.offset, entry.frame_len
+    chunk.tagged = bool(block.tags)
+    return chunk
 
 
 def _remove(files: Files, data_files: list[DataFile]) -> None:
@@ -344,131 +343,3 @@ def _owe_flip(store: "Store", flip: Flip) -> None:
     if not topic.dirty:
         topic.dirty = True
         store.engine.dirty.add(topic)
-
-
-def _coalesced(capture: Capture) -> list[Stored]:
-    """The captured records in as few blocks as possible, with what was dead at capture."""
-    blocks = []
-    readable = []
-    for source in capture.sources:
-        block = source.block
-        if block is None:
-            assert source.handle is not None and source.chunk.file is not None
-            data = source.handle.read_at(source.chunk.offset, source.chunk.length)
-            try:
-                block = datafile.decode_frame(data, source.chunk.file.seed)
-            except BadBlock:
-                continue  # stays where it is; a reader that meets it reports it
-        blocks.append(block)
-        readable.append(source)
-    capture.sources = readable
-    merged = coalesce(blocks)
-    return [Stored(capture.topic.id, capture.topic.epoch, block, _dead(block, capture.sources)) for block in merged]
-
-
-def _dead(block: Block, sources: list[Source]) -> int:
-    """The dead bits of `block`, taken from the captured chunks it was made of."""
-    dead = 0
-    for source in sources:
-        if source.dead:
-            dead |= _shift(source.dead, source.chunk.first_seq - block.first_seq, len(block))
-    return dead
-
-
-def _shift(mask: int, by: int, n: int) -> int:
-    moved = mask << by if by >= 0 else mask >> -by
-    return moved & ((1 << n) - 1)
-
-
-def _split(blocks: list[Stored], bounds: Limits) -> Iterator[tuple[list[Stored], bool]]:
-    """Runs of at most a segment's records and bytes; the flag tells whether the run is full."""
-    group: list[Stored] = []
-    events = size = 0
-    waiting = list(reversed(blocks))
-    while waiting:
-        stored = waiting.pop()
-        n = len(stored.block)
-        room = bounds.segment_events - events
-        if n > room:
-            waiting.append(_part(stored, room, n))
-            if not room:
-                yield group, True
-                group, events, size = [], 0, 0
-                continue
-            stored = _part(stored, 0, room)
-            n = room
-        if group and size + len(stored.block.text) > bounds.segment_bytes:
-            yield group, True
-            group, events, size = [], 0, 0
-        group.append(stored)
-        events += n
-        size += len(stored.block.text)
-    if group:
-        yield group, events >= bounds.segment_events
-
-
-def _part(stored: Stored, low: int, high: int) -> Stored:
-    mask = (stored.dead >> low) & ((1 << (high - low)) - 1)
-    return Stored(stored.topic_id, stored.epoch, stored.block.cut(low, high), mask)
-
-
-def _install(store: "Store", capture: Capture) -> None:
-    """Replace the captured chunks that are still in the log by the stored ones, keeping what died meanwhile."""
-    topic = capture.topic
-    captured = {id(source.chunk) for source in capture.sources}
-    old = [chunk for chunk in topic.chunks if id(chunk) in captured]
-    if old:
-        at = topic.chunks.index(old[0])
-        stored = [chunk for output in capture.outputs if (chunk := _stored_chunk(topic, output, old)).live]
-        others = [chunk for chunk in topic.chunks[at:] if id(chunk) not in captured]
-        topic.chunks[at:] = sorted(stored + others, key=lambda chunk: chunk.first_seq)
-        for chunk in stored:
-            store.cache.add(chunk)
-        for chunk in old:
-            chunk.gone = True
-            if chunk.file is not None:
-                chunk.file.chunks -= 1
-                chunk.file.live -= chunk.live
-    if topic.flips:  # what was deleted in them meanwhile is owed by their successors
-        topic.flips = [chunk for chunk in topic.flips if id(chunk) not in captured]
-    topic.drop_tags(capture.last_seq)
-
-
-def _stored_chunk(topic: Topic, output: Output, old: list[Chunk]) -> Chunk:
-    block = output.block
-    n = len(block)
-    chunk = Chunk(block.first_seq, block.base_ts, block.ts, block.sizes())
-    alive = 0
-    for previous in old:
-        if previous.first_seq <= block.last_seq and previous.last_seq >= block.first_seq:
-            live_bits = ~previous.dead & ((1 << len(previous)) - 1)
-            alive |= _shift(live_bits, previous.first_seq - block.first_seq, n)
-    dead = ~alive & ((1 << n) - 1)
-    for low, high in _runs(dead, n):
-        chunk.kill(low, high)
-    chunk.block = block
-    chunk.file = output.info
-    chunk.offset, chunk.length = output.entry.offset, output.entry.frame_len
-    chunk.tagged = bool(block.tags)
-    if chunk.live:
-        output.info.chunks += 1
-        output.info.live += chunk.live
-    else:
-        chunk.gone = True
-    if dead & ~output.dead:  # deleted since capture: the log still knows, the file does not
-        chunk.flags_dirty = True
-        topic.flips = [*(topic.flips or []), chunk]
-    return chunk
-
-
-def _runs(mask: int, n: int) -> Iterator[tuple[int, int]]:
-    """Runs [low, high) of set bits."""
-    low = 0
-    while mask >> low:
-        while not mask >> low & 1:
-            low += 1
-        high = low
-        while high < n and mask >> high & 1:
-            high += 1
-        yield low, high
-        low = high

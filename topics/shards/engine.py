@@ -19,6 +19,7 @@ from topics.core import config as configs
 from topics.core import state as core
 from topics.core.block import Block
 from topics.core.config import ConfigPatch
+from topics.core.deletion import Deletion
 from topics.core.events import (
     Appended,
     CeilingReserved,
@@ -173,11 +174,22 @@ class Engine:
         for command in held:
             command()
 
-    def delete_records(self, topic: Topic, before_seq: int, ranges: SeqRanges | None, done: Done, fail: Fail) -> None:
-        """Remove records whose selection is already resolved; `done(count)` when the delete may be acked."""
+    def delete_records(
+        self,
+        topic: Topic,
+        before_seq: int,
+        ranges: SeqRanges | None,
+        done: Done,
+        fail: Fail,
+        prepared: Deletion | None = None,
+    ) -> None:
+        """Remove records whose selection is already resolved; `done(count)` when the delete may be acked.
+
+        One event whatever its size, so it is there whole or not at all. `prepared` is the ranges, counted ahead.
+        """
         self._check_writable()
         self.expire(topic)
-        event = RecordsDeleted(topic.id, before_seq, ranges, self.now())
+        event = RecordsDeleted(topic.id, before_seq, ranges, self.now(), prepared)
         if topic.config.durability == "ephemeral":
             self._in_turn(topic, lambda: done(self._apply_resident(topic, event)), fail)
             return
@@ -212,7 +224,7 @@ class Engine:
         while pending and pending[0].lsn <= lsn:
             item = pending.popleft()
             if type(item.event) is CeilingReserved:  # beside the topic's order of events: nothing waits for it
-                core.apply(self.state, item.event, item.lsn)
+                self._apply(item.topic, item.event, item.lsn)  # also marks it dirty: the frame goes with the log
                 continue
             item.topic.pending -= 1
             item.done(self._apply(item.topic, item.event, item.lsn) if item.event is not None else None)
@@ -283,7 +295,7 @@ class Engine:
 
         def finish(_: Any) -> None:
             retries = settle() if settle is not None else ()
-            self.register.set(topic.slot, last_seq)
+            self.register.set(topic.cell, last_seq)
             done(Appending(name, first_seq, count, topic.head_seq, False, False))
             for retry in retries:
                 retry()
@@ -340,12 +352,8 @@ class Engine:
         config = core.config_of_new(name, request)
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
-        try:
-            event = core.decide_append(self.state, draft, request, now)
-            self._admit(1, draft, event)
-        except TopicsError:
-            self.state.free_slots.append(created.slot)
-            raise
+        event = core.decide_append(self.state, draft, request, now)
+        self._admit(1, draft, event)
         last_seq = event.first_seq + event.count - 1
         both: Event = created if config.durability == "ephemeral" else CreatedAndAppended(created, event)
 
@@ -353,7 +361,7 @@ class Engine:
             if config.durability == "ephemeral":
                 self._apply_resident(topic, event)
             retries = settle()
-            self.register.set(topic.slot, last_seq)
+            self.register.set(topic.cell, last_seq)
             done(Appending(name, event.first_seq, event.count, topic.head_seq, True, False))
             for retry in retries:
                 retry()
@@ -365,14 +373,13 @@ class Engine:
 
     def _create(self, created: TopicCreated, event: Event, done: Done, fail: Fail) -> Topic:
         """Bring a topic into being. It takes seqs at once, but nobody sees it before it is durable."""
-        if created.slot >= self.register.capacity():
-            self.register.grow(2 * created.slot)  # may fail on a full disk: before anything is logged
+        self._make_cell(created.cell)
         slot = slot_of(created.name)
         fresh = () if slot in self._used_slots else (slot,)
         self._used_slots.update(fresh)
         lsn = self.log.put(event, fresh)
         topic: Topic = core.apply(self.state, created, lsn)
-        self.register.set(topic.slot, 0)
+        self.register.set(topic.cell, 0)
         topic.pending += 1
 
         def finish(_: Any) -> None:
@@ -382,6 +389,14 @@ class Engine:
 
         self._pending.append(Pending(lsn, topic, event, finish, fail))
         return topic
+
+    def _make_cell(self, cell: int) -> None:
+        """Room in the head register, before anything is logged."""
+        if cell >= self.register.capacity():
+            try:
+                self.register.grow(2 * cell)
+            except OSError as error:
+                raise disk_full(0) from error
 
     # --- idempotency ----------------------------------------------------------------------------------------------
 
@@ -417,7 +432,7 @@ class Engine:
                 self.removed_topics.append(topic.id)
                 self.quota.publish()
                 self.dirty.discard(topic)
-                self.register.set(topic.slot, 0)
+                self.register.set(topic.cell, 0)
             done(result)
             self.wake_readers(topic)
             for retry in parked:
@@ -446,7 +461,7 @@ class Engine:
         """Run a command that had to wait; its refusal goes to its own caller."""
         try:
             command()
-        except TopicsError as error:
+        except Exception as error:  # nobody above could tell its caller
             fail(error)
 
     def wake_readers(self, topic: Topic) -> None:

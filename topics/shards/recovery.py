@@ -59,7 +59,7 @@ def recover(
     snapshot_log = snapshot.SnapshotLog(files, snap)
     _remove_litter(files, snap)
 
-    register = files.map_register(REGISTER, state.next_slot + REGISTER_SPARE)
+    register = files.map_register(REGISTER, state.next_cell + REGISTER_SPARE)
     trusted = register.get(0) == _boot_mark(files)
     idle = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
     losses = list(_find_losses(state, register, trusted=trusted, idle=idle, damaged=bool(report.damage)))
@@ -110,7 +110,7 @@ def _load_topics(snap: SnapshotState) -> tuple[ShardState, dict[int, SeqRanges]]
     state.names.update(state.topics)
     commit = snap.commit
     state.next_topic_id, state.next_epoch = commit.next_topic_id, commit.next_epoch
-    state.next_slot, state.now_ms = commit.next_slot, commit.now_ms
+    state.next_cell, state.now_ms = commit.next_cell, commit.now_ms
     return state, unflipped
 
 
@@ -266,7 +266,7 @@ def _find_losses(
     losses = []
     reason = CORRUPT if damaged else CRASH
     for topic in state.by_id.values():
-        known = register.get(topic.slot) if trusted and topic.slot < register.capacity() else 0
+        known = register.get(topic.cell) if trusted and topic.cell < register.capacity() else 0
         durability = topic.config.durability
         last = known
         if not trusted and durability == "disk" and not idle:
@@ -303,10 +303,10 @@ def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[R
     for loss in losses:
         engine.record_loss(state.by_id[loss.topic_id], loss)
     store.commit_all()
-    used = {topic.slot for topic in state.by_id.values()}
-    state.free_slots = [slot for slot in range(1, state.next_slot) if slot not in used]
+    used = {topic.cell for topic in state.by_id.values()}
+    state.free_cells = [cell for cell in range(1, state.next_cell) if cell not in used]
     for topic in state.by_id.values():
-        engine.register.set(topic.slot, topic.head_seq)
+        engine.register.set(topic.cell, topic.head_seq)
     engine.register.set(0, _boot_mark(store.files))  # last: a mark over stale cells would make them believed
 
 

@@ -206,20 +206,21 @@ class Shard:
                 await self._checkpoint(self.store)
 
     async def _checkpoint(self, store: Store) -> None:
-        work = store.begin_checkpoint()
-        await _in_slices(work.capture())
         assert self.committer is not None
-        await self.committer.flushed(work.needs_lsn)
-        if self._poisoned.is_set():
-            work.abandon()
-            return
+        work = store.begin_checkpoint()
         try:
+            await _in_slices(work.capture())
+            await self.committer.flushed(work.needs_lsn)
+            if self._poisoned.is_set():
+                work.abandon()
+                return
             await trio.to_thread.run_sync(work.write)
-        except OSError as error:
+        except Exception as error:
+            # Whatever it was (no file handle, no space, a bug), what was captured must count as not stored.
             if work.committing:
                 self._poison(f"snapshot: {error}")
                 return
-            log.warning("checkpoint put off: %s", error)
+            log.warning("checkpoint put off: %s", error, exc_info=not isinstance(error, OSError))
             work.abandon()
             return
         await _in_slices(work.install())

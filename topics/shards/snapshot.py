@@ -54,9 +54,9 @@ class Commit:
         "added",
         "cut_lsn",
         "idle_lsn",
+        "next_cell",
         "next_epoch",
         "next_file_id",
-        "next_slot",
         "next_topic_id",
         "now_ms",
         "removed_files",
@@ -67,7 +67,7 @@ class Commit:
         self.cut_lsn = 0
         self.next_topic_id = 1
         self.next_epoch = 1
-        self.next_slot = 1
+        self.next_cell = 1
         self.next_file_id = 1
         self.now_ms = 0
         self.idle_lsn = -1  # the newest idle mark, which the log may not have any more
@@ -79,7 +79,7 @@ class Commit:
         files = [[f.id, f.kind, f.path, f.seed, f.topic_id, f.size] for f in self.added]
         return _pack(
             [
-                self.cut_lsn, self.next_topic_id, self.next_epoch, self.next_slot, self.next_file_id, self.now_ms,
+                self.cut_lsn, self.next_topic_id, self.next_epoch, self.next_cell, self.next_file_id, self.now_ms,
                 files, self.removed_files, self.removed_topics, self.idle_lsn,
             ]
         )  # fmt: skip
@@ -96,11 +96,12 @@ class SnapshotState:
         self.end = 0
         self.seed = 0
         self.group = 0  # the last committed one
+        self.base = 0  # where the first group ends, which holds what there was when the file was begun
 
     def fold(self, topics: Iterable[tuple[int, bytes]], body: list[Any]) -> None:
         commit = self.commit
         (
-            commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_slot, commit.next_file_id,
+            commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell, commit.next_file_id,
             commit.now_ms, files, removed_files, removed_topics, commit.idle_lsn,
         ) = body[:10]  # fmt: skip
         self.topics.update(topics)
@@ -121,7 +122,7 @@ def encode_topic(topic: Topic, packs_from: int) -> bytes:
         [
             topic.name, topic.epoch, to_wire(topic.config), topic.head_seq, topic.last_ts, topic.delete_below,
             topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
-            topic.applied_lsn, topic.ceiling, topic.slot, topic.last_write_ms, keys, packs_from,
+            topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, keys, packs_from,
             topic.unflipped().encode(),
         ]
     )  # fmt: skip
@@ -131,7 +132,7 @@ def decode_topic(topic_id: int, data: bytes) -> tuple[Topic, SeqRanges]:
     """The topic without its log (chunks come from the data files), and the deletes to lay over that."""
     (
         name, epoch, config, head_seq, last_ts, delete_below, cap_seq, ttl_seq, ranges, holes, applied_lsn, ceiling,
-        slot, last_write_ms, keys, packs_from, unflipped,
+        cell, last_write_ms, keys, packs_from, unflipped,
     ) = msgpack.unpackb(data, raw=False, strict_map_key=False)[:17]  # fmt: skip
     topic = Topic(topic_id, name, epoch, from_wire(config))
     topic.head_seq = head_seq
@@ -144,7 +145,7 @@ def decode_topic(topic_id: int, data: bytes) -> tuple[Topic, SeqRanges]:
     topic.holes.items = [Hole(*hole) for hole in holes]
     topic.applied_lsn = applied_lsn
     topic.ceiling = topic.reserved = ceiling
-    topic.slot = slot
+    topic.cell = cell
     topic.packs_from = packs_from
     topic.last_write_ms = last_write_ms
     if keys:
@@ -197,6 +198,7 @@ def decode_snapshot(data: bytes, generation: int) -> SnapshotState:
             state.group = record.group
             waiting = []
             state.end = at
+            state.base = state.base or at
     if _later_group(data, at, seed, state.group + 1):
         raise BadSnapshot(_message(generation, f"it is damaged near byte {at}, before a later checkpoint"))
     return state
@@ -256,7 +258,7 @@ class SnapshotLog:
         self._generation = state.generation
         self._seed = state.seed
         self._end = state.end
-        self._base = state.end
+        self._base = state.base
         self._group = state.group
         self.in_doubt = False
         self._file: File | None = files.open(path_of(state.generation)) if state.generation else None

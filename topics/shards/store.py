@@ -90,10 +90,10 @@ class Store:
 
     def take_trimmable(self, cut_lsn: int) -> list[int]:
         """Numbers of log files that hold no frame above `cut_lsn`."""
-        sealed = self.writer.sealed
-        numbers = [number for number, last in self._old_wal + sealed if last <= cut_lsn]
-        self._old_wal = [(number, last) for number, last in self._old_wal if last > cut_lsn]
-        sealed[:] = [(number, last) for number, last in sealed if last > cut_lsn]
+        numbers = []
+        for files in (self._old_wal, self.writer.sealed):  # ascending; the committer may append to the second meanwhile
+            while files and files[0][1] <= cut_lsn:
+                numbers.append(files.pop(0)[0])
         return numbers
 
     def commit_all(self) -> None:

@@ -54,7 +54,7 @@ class Answer:
         assert not self.given, "answered twice"
         self.result, self.given = result, True
 
-    def fail(self, error: TopicsError) -> None:
+    def fail(self, error: Exception) -> None:
         assert not self.given, "answered twice"
         self.error, self.given = error, True
 

@@ -1,0 +1,21 @@
+"""Masks of records: bit i stands for record i of a block."""
+
+from collections.abc import Iterator
+
+
+def runs(mask: int) -> Iterator[tuple[int, int]]:
+    """Runs [low, high) of set bits, ascending. Costs as much as there are runs, not bits."""
+    low = 0
+    while mask:
+        zeros = (mask & -mask).bit_length() - 1
+        mask >>= zeros
+        ones = (~mask & (mask + 1)).bit_length() - 1
+        mask >>= ones
+        low += zeros
+        yield low, low + ones
+        low += ones
+
+
+def span(low: int, high: int) -> int:
+    """The mask of [low, high)."""
+    return (1 << high) - (1 << low)
