@@ -1,5 +1,6 @@
 """The shard as a real process: what it answers, how it ends, and what a kill leaves."""
 
+import contextlib
 import os
 import random
 
@@ -277,6 +278,15 @@ async def test_a_full_disk_refuses_writes_and_recovers(shard: ShardProcess) -> N
             assert error.code == errors.STORAGE_FULL
             assert (await client.diff("t"))["records"][0]["data"] == "small"
             assert (await client.call("delete", "t", {"before_seq": 2}))["deleted"] == 1
+            await client.put("kept", durable=True)
+        _fill(filler, leave=0)
+        shard.kill()
+        shard.start()  # with nothing free: it must come up to be read
+        async with shard.connected() as client:
+            error = await _try_append(client)
+            assert error is not None
+            assert error.code == errors.STORAGE_FULL
+            assert (await client.call("state", "kept"))["count"] == 0
             filler.unlink()
             with trio.fail_after(30):
                 while await _try_append(client) is not None:
@@ -289,9 +299,9 @@ async def test_a_full_disk_refuses_writes_and_recovers(shard: ShardProcess) -> N
 
 def _fill(path: os.PathLike[str], leave: int) -> None:
     """Take the free space, a little at a time: the shard may be taking some itself."""
-    with open(path, "wb") as file:
+    with open(path, "ab") as file, contextlib.suppress(OSError):
         while (stat := os.statvfs(os.path.dirname(path))).f_bavail * stat.f_frsize > leave:
-            file.write(bytes(1 << 18))
+            file.write(bytes(1 << 16))
             file.flush()
 
 

@@ -12,10 +12,13 @@ checkpoint has since put in its place. So only a chunk that is `gone` has to be 
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from itertools import compress
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from topics.core.chunk import Chunk
 from topics.core.ranges import SeqRanges
+
+if TYPE_CHECKING:
+    from topics.core.topic import Topic
 
 PASSES_MAX = 3  # a checkpoint that replaces chunks meanwhile makes one more worth while
 _FLAGS = bytes.maketrans(b"01", b"\0\1")
@@ -25,9 +28,9 @@ class Strike(NamedTuple):
     """One chunk's share of a delete."""
 
     chunk: Chunk
-    dead: int  # what was dead when count and size were taken
+    dead: int  # what was dead when the next two were counted
     mask: int  # the records that are selected, dead or not
-    count: int
+    records: int
     size: int
 
 
@@ -41,20 +44,22 @@ class Deletion:
         self.encoded = ranges.encode()
         self.strikes: list[Strike] = []
 
-    def prepare(self, chunks: list[Chunk]) -> Iterator[None]:
-        """Count what goes, a chunk a step. `chunks` are the topic's own, which may change between two steps."""
+    def prepare(self, topic: "Topic") -> Iterator[None]:
+        """Count what goes, a chunk a step. The topic may change between two steps."""
         for _ in range(PASSES_MAX):
             self.strikes = []
-            for chunk, mask in selected_in(list(chunks), self.ranges):
+            for chunk, mask in selected_in(list(topic.chunks), self.ranges):
                 self.strikes.append(strike_of(chunk, mask))
                 yield
-            if not self._outdated(chunks):
+            if not self._outdated(topic):
                 return
 
-    def _outdated(self, chunks: list[Chunk]) -> bool:
+    def _outdated(self, topic: "Topic") -> bool:
         """Whether a prepared chunk was replaced; the ones that left at the front were not."""
-        front = chunks[0].first_seq if chunks else 0
-        return bool(chunks) and any(strike.chunk.gone and strike.chunk.last_seq >= front for strike in self.strikes)
+        if not topic.chunks:
+            return False
+        front = topic.chunks[0].first_seq
+        return any(strike.chunk.gone and strike.chunk.last_seq >= front for strike in self.strikes)
 
     def strikes_in(self, chunks: list[Chunk]) -> Iterator[Strike]:
         """What is to be set in the chunks as they are now."""

@@ -6,15 +6,15 @@
 from collections.abc import Iterable, Sequence
 
 from topics.core.chunk import DataFile
-from topics.core.ranges import SeqRanges
 from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.limits import Limits
 from topics.shards import datafile
 from topics.shards.checkpoint import Checkpoint
 from topics.shards.engine import Engine
-from topics.shards.files import File, Files
+from topics.shards.files import Files
 from topics.shards.handles import Handles
+from topics.shards.match import MatchPlan, Packed
 from topics.shards.slots import UsedSlots
 from topics.shards.snapshot import SnapshotLog
 from topics.shards.tailcache import TailCache
@@ -109,55 +109,20 @@ class Store:
 
     # --- tag deletes ----------------------------------------------------------------------------------------------
 
-    def plan_match(self, topic: Topic, pattern: Pattern, before_seq: int | None) -> "MatchPlan":
+    def plan_match(self, topic: Topic, pattern: Pattern, before_seq: int | None) -> MatchPlan:
         """Everything a match delete must look at, as it is at this instant."""
         bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
-        resident = [seq for seq in topic.find_tags(pattern) if seq < bound]
-        segments: dict[int, DataFile] = {}
-        packed: list[tuple[int, int, DataFile, File]] = []
+        plan = MatchPlan(self.files, pattern, bound, [seq for seq in topic.find_tags(pattern) if seq < bound])
+        last: DataFile | None = None
         for chunk in topic.chunks:
             if chunk.first_seq >= bound:
                 break
-            if chunk.file is None or not chunk.tagged or not chunk.live:
+            file = chunk.file
+            if file is None or file is last or not chunk.tagged or not chunk.live:
                 continue
-            if chunk.file.kind == datafile.SEGMENT:
-                segments[chunk.file.id] = chunk.file
+            if file.kind == datafile.SEGMENT:
+                plan.segments.append(file)
+                last = file
             else:
-                packed.append((chunk.offset, chunk.length, chunk.file, self.handles.get(chunk.file)))
-        indexes = [(info, self.files.open(datafile.index_path(info.path))) for info in segments.values()]
-        return MatchPlan(pattern, bound, resident, indexes, packed)
-
-
-class MatchPlan:
-    """A match being resolved to seqs. `resolve` reads files, so it runs in a thread."""
-
-    def __init__(
-        self,
-        pattern: Pattern,
-        bound: int,
-        resident: list[int],
-        indexes: list[tuple[DataFile, File]],
-        packed: list[tuple[int, int, DataFile, File]],
-    ) -> None:
-        self._pattern = pattern
-        self._bound = bound
-        self._resident = resident
-        self._indexes = indexes
-        self._packed = packed
-
-    @property
-    def reads_files(self) -> bool:
-        return bool(self._indexes or self._packed)
-
-    def resolve(self) -> SeqRanges:
-        seqs = set(self._resident)
-        for info, file in self._indexes:
-            seqs.update(seq for seq in datafile.find_tags(file, info, self._pattern) if seq < self._bound)
-        for offset, length, info, handle in self._packed:
-            block = datafile.decode_frame(handle.read_at(offset, length), info.seed)
-            seqs.update(
-                block.first_seq + index
-                for index in range(len(block))
-                if (tag := block.tag(index)) and self._pattern.matches(tag) and block.first_seq + index < self._bound
-            )
-        return SeqRanges.from_ascending(sorted(seqs))
+                plan.packed.append(Packed(chunk, chunk.offset, chunk.length, file, self.handles.get(file)))
+        return plan

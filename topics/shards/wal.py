@@ -29,6 +29,7 @@ synced: a named file without a readable header is damaged, never torn.
 `synced` tells a torn tail from damage: a bad frame that a later good frame calls synced was on disk once.
 """
 
+import errno
 import os
 import struct
 from collections.abc import Sequence
@@ -185,7 +186,7 @@ class WalWriter:
             self._files.unlink(source)
             file = self._files.create(source)
             if fill:
-                file.write_at(0, [bytes(fill)])
+                _fill(file, fill)
         file.write_at(0, [encode_file_header(self._seed, first_lsn)])
         file.sync()
         self._files.rename(source, file_path(number))
@@ -193,6 +194,16 @@ class WalWriter:
         self._prepared = file.size()
         self._position = HEADER_BYTES
         return file
+
+
+def _fill(file: File, size: int) -> None:
+    """Zeros ahead of need; a full disk must not keep a shard from starting, so that it can at least be read."""
+    try:
+        file.write_at(0, [bytes(size)])
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        file.truncate(0)
 
 
 def spares(files: Files) -> list[str]:

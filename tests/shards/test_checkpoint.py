@@ -1,0 +1,198 @@
+"""Checkpoints beside traffic: what changes between their steps is neither lost nor stored by halves."""
+
+import errno
+import json
+from typing import Any
+
+import pytest
+import trio
+
+from topics import limits
+from topics.core import diff
+from topics.core.requests import Diff
+from topics.core.topic import Topic
+from topics.limits import Limits
+from topics.shards import snapshot
+from topics.shards.checkpoint import Checkpoint
+from topics.shards.install import STEP
+from topics.shards.recovery import recover
+from topics.shards.shard import Shard
+from topics.shards.store import Store
+from topics.testing.driver import Driver
+from topics.testing.faulty_files import FaultyFiles
+from topics.testing.reference import Draft
+from topics.testing.rpc_pair import rpc_pair
+
+
+def finish(driver: Driver, work: Checkpoint) -> None:
+    driver.commit()
+    work.write()
+    for _ in work.install():
+        pass
+    driver.store.forget(work)
+    work.sweep()
+
+
+def recovered(driver: Driver, seed: int, *, power_loss: bool, wal_file_bytes: int = 2048) -> Store:
+    disk = driver.disk.crash(seed, power_loss=power_loss)
+    return recover(disk, driver.clock, driver._bounds, wal_file_bytes=wal_file_bytes)
+
+
+def tombstone(topic: Topic) -> diff.Tombstone | None:
+    return diff.plan(topic, Diff(from_seq=0)).tombstone
+
+
+@pytest.mark.parametrize("reason", ["cap", "ttl"])
+def test_a_file_that_empties_during_the_capture_keeps_its_tombstone(
+    monkeypatch: pytest.MonkeyPatch, reason: str
+) -> None:
+    """Its topic was captured before: were the file to go now, nothing would tell why its records are gone."""
+    monkeypatch.setattr(limits, "PACK_TOPIC_BYTES", 200)
+    rule = {"cap_records": 8} if reason == "cap" else {"ttl_ms": 50}
+    for attempt in range(50):
+        driver = Driver(monitored=False).start()
+        driver.append("a", [Draft(b'"%b"' % (b"x" * 50))] * 8, config={"durability": "fsync", **rule})
+        driver.append("b", [Draft(b"1")] * 3, config={"durability": "fsync"})
+        driver.commit()
+        driver.checkpoint()
+        driver.put("a", {"idempotency_window_ms": 5 + attempt})
+        driver.append("b", [Draft(b"1")])
+        driver.commit()
+        work = driver.store.begin_checkpoint()
+        steps = work.capture()
+        next(steps)
+        if work.captures[0].topic.name == "a":  # the order is that of a set
+            break
+    else:
+        pytest.fail("topic a was never captured first")
+    if reason == "cap":
+        driver.append("a", [Draft(b"2")] * 8)
+        driver.commit()
+    else:
+        driver.clock.advance(100)
+        driver.topic("a")
+    for _ in steps:
+        pass
+    finish(driver, work)
+    expected = tombstone(driver.topic("a"))
+    assert expected is not None
+    store = recovered(driver, 1, power_loss=False)
+    topic = store.engine.state.find("a")
+    store.engine.expire(topic)
+    assert tombstone(topic) == expected
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_ceiling_outlives_the_log_file_it_came_in(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    """Captured between the reservation's enqueue and its sync, then trimmed by a checkpoint of other topics."""
+    monkeypatch.setattr(limits, "CEILING_AHEAD", 8)
+    driver = Driver(monitored=False, wal_file_bytes=700).start()
+    driver.put("t", {})
+    driver.put("other", {"durability": "fsync"})
+    driver.commit()
+    assert driver.append("t", [Draft(b"1")] * 5).given
+    work = driver.store.begin_checkpoint()
+    for _ in work.capture():
+        pass
+    finish(driver, work)
+    for _ in range(12):
+        driver.append("other", [Draft(b'"%b"' % (b"x" * 100))])
+        driver.commit()
+    driver.checkpoint()
+    driver.append("t", [Draft(b"2")] * 4)
+    driver.commit()
+    acked = driver.append("t", [Draft(b"3")] * 2)
+    assert acked.given
+    topic = recovered(driver, seed, power_loss=True, wal_file_bytes=700).engine.state.find("t")
+    assert topic.next_seq > acked.result.first_seq + 1, "an acked seq would be given again"
+
+
+def test_the_snapshot_stays_small_over_restarts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(snapshot, "REWRITE_MIN_BYTES", 10_000)
+    driver = Driver(monitored=False, bounds=Limits(), wal_file_bytes=1 << 20).start()
+    for number in range(20):
+        driver.append(f"t{number}", [Draft(b"1")], config={"durability": "fsync", "cap_records": 5})
+    driver.commit()
+    sizes = []
+    for _ in range(12):
+        for _ in range(10):
+            for number in range(20):
+                driver.append(f"t{number}", [Draft(b"1")])
+            driver.commit()
+            driver.checkpoint()
+        newest = snapshot.generations(driver.disk)[-1]
+        sizes.append(driver.disk.open(snapshot.path_of(newest)).size())
+        driver.restart()
+    assert max(sizes) < 40_000
+
+
+def test_installing_a_large_topic_goes_in_steps_and_leaves_it_whole_between_them() -> None:
+    driver = Driver(monitored=False, bounds=Limits(segment_events=100_000), wal_file_bytes=1 << 24).start()
+    driver.append("t", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    for _ in range(80):
+        driver.append("t", [Draft(b'"%b"' % (b"x" * 200))] * 250)
+        driver.commit()
+    work = driver.store.begin_checkpoint()
+    for _ in work.capture():
+        pass
+    driver.commit()
+    work.write()
+    steps = 0
+    for _ in work.install():
+        steps += 1
+        topic = driver.topic("t")
+        assert sum(chunk.live for chunk in topic.chunks) == topic.count == 20_001
+        firsts = [chunk.first_seq for chunk in topic.chunks]
+        assert firsts == sorted(firsts)
+    blocks = len(work.captures[0].outputs)
+    assert blocks > 2 * STEP
+    assert steps >= blocks // (STEP + 8)
+    driver.store.forget(work)
+    work.sweep()
+
+
+class NoHandles:
+    """Files that cannot be opened any more, under the directories of data files."""
+
+    def __init__(self, inner: FaultyFiles) -> None:
+        self.inner = inner
+        self.exhausted = False
+
+    def open(self, path: str) -> Any:
+        if self.exhausted and path.startswith(("packs/", "segments/")):
+            raise OSError(errno.EMFILE, "too many open files")
+        return self.inner.open(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+async def test_a_capture_that_fails_is_abandoned_and_nothing_acked_is_lost() -> None:
+    disk = FaultyFiles()
+    files = NoHandles(disk)
+    body = json.dumps({"records": [{"data": i, "tag": f"x{i % 2}"} for i in range(10)], "config": {"durable": True}})
+    shard = Shard(files)  # type: ignore[arg-type]
+    async with trio.open_nursery() as nursery, rpc_pair(shard.handlers) as connection:
+        nursery.start_soon(shard.run, trio.Event())
+        await shard.ready.wait()
+        assert shard.store is not None
+        for _ in range(2):
+            for name in "abcd":
+                await connection.call("append", {"topic": name}, body.encode())
+            await connection.call("checkpoint", {})
+            shard.store.handles._open.clear()
+        await connection.call("delete", {"topic": "a"}, b'{"match":"x1"}')  # its flags need a file
+        for name in "abcd":
+            await connection.call("append", {"topic": name}, body.encode())
+        shard.store.handles._open.clear()
+        files.exhausted = True
+        await connection.call("checkpoint", {})
+        files.exhausted = False
+        assert {topic.name for topic in shard.store.engine.dirty} == set("abcd")
+        await connection.call("checkpoint", {})
+        assert not shard.store.engine.dirty
+        nursery.cancel_scope.cancel()
+    store = recover(disk.crash(0, power_loss=False), shard._clock)
+    counts = {name: topic.count for name, topic in store.engine.state.topics.items()}
+    assert counts == {"a": 20, "b": 30, "c": 30, "d": 30}

@@ -1,0 +1,92 @@
+"""A match being resolved to the seqs of its records: from memory, from segment indexes, from packed blocks.
+
+What is needed is taken when the plan is made, in the loop; `resolve` reads files, so it runs in a thread, beside
+checkpoints. A pack may be rewritten and removed meanwhile: its open handle is part of the plan. A segment is never
+rewritten, only removed when none of its records is live: its index is opened when its turn comes, and one that is
+not there any more has nothing to delete. So any number of segments takes one file handle at a time.
+"""
+
+import logging
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from topics.core.block import BadBlock, Block
+from topics.core.chunk import Chunk, DataFile
+from topics.core.ranges import SeqRanges
+from topics.core.tags import Pattern
+from topics.shards import datafile
+from topics.shards.files import File, Files
+
+log = logging.getLogger(__name__)
+
+
+class Packed(NamedTuple):
+    """A block in a pack, where it was when the plan was made."""
+
+    chunk: Chunk
+    offset: int
+    length: int
+    file: DataFile
+    handle: File
+
+
+class MatchPlan:
+    def __init__(self, files: Files, pattern: Pattern, bound: int, resident: list[int]) -> None:
+        self._files = files
+        self._pattern = pattern
+        self._bound = bound  # matches from here on stay
+        self.resident = resident
+        self.segments: list[DataFile] = []
+        self.packed: list[Packed] = []
+        self.damaged: list[Chunk] = []  # whose blocks `resolve` could not read
+
+    @property
+    def reads_files(self) -> bool:
+        return bool(self.segments or self.packed)
+
+    def resolve(self) -> SeqRanges:
+        """The seqs that match; some may be dead. Records in `damaged` chunks are not among them."""
+        seqs = set(self.resident)
+        for info in self.segments:
+            seqs.update(seq for seq in self._find_in_segment(info) if seq < self._bound)
+        for packed in self.packed:
+            seqs.update(seq for seq in self._find_in_pack(packed) if seq < self._bound)
+        return SeqRanges.from_ascending(sorted(seqs))
+
+    def _find_in_segment(self, info: DataFile) -> list[int]:
+        try:
+            file = self._files.open(datafile.index_path(info.path))
+        except FileNotFoundError:
+            return []
+        try:
+            return datafile.find_tags(file, info, self._pattern)
+        except datafile.BadFile as error:
+            log.warning("the index of %s cannot be used (%s); its blocks are searched", info.path, error)
+        finally:
+            file.close()
+        return self._search_segment(info)
+
+    def _search_segment(self, info: DataFile) -> list[int]:
+        """Without its index: block by block. The next start makes a new index."""
+        try:
+            file = self._files.open(info.path)
+        except FileNotFoundError:
+            return []
+        try:
+            data = file.read_at(0, file.size())
+        finally:
+            file.close()
+        return [seq for _, block, _ in datafile.read_frames(data, info) for seq in self._find_in(block)]
+
+    def _find_in_pack(self, packed: Packed) -> list[int]:
+        try:
+            block = datafile.decode_frame(packed.handle.read_at(packed.offset, packed.length), packed.file.seed)
+        except BadBlock:
+            self.damaged.append(packed.chunk)
+            return []
+        return list(self._find_in(block))
+
+    def _find_in(self, block: Block) -> Iterator[int]:
+        for index in range(len(block)):
+            if (tag := block.tag(index)) and self._pattern.matches(tag):
+                yield block.first_seq + index

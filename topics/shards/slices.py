@@ -1,0 +1,17 @@
+"""Long work in the loop, a slice at a time."""
+
+import time
+from collections.abc import Iterable
+
+import trio
+
+from topics import limits
+
+
+async def in_slices(steps: Iterable[None]) -> None:
+    """Run steps, letting other tasks go on every millisecond. Cancelled, the steps that are left do not run."""
+    until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+    for _ in steps:
+        if time.perf_counter_ns() > until:
+            await trio.lowlevel.checkpoint()
+            until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
