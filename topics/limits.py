@@ -89,6 +89,11 @@ METRICS_TOPICS_MAX = 1000  # rows of the per-topic block
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000
 THREAD_BODY_BYTES = 64 * KIB  # bodies above this are decoded and rendered in a thread
+INLINE_BODY_BYTES = 8 * KIB  # bodies up to this never are; between the two it depends on their records
+INLINE_RECORDS = 500
+INLINE_DELETES = 256  # matches that are deleted in one turn of the loop; more are counted in slices
+DELETE_BYTES_MAX = 64 * MIB  # the seqs of one match delete, encoded
+SHARD_BODIES_BYTES = 256 * MIB  # of large bodies that wait for a thread or for one another in one shard
 INLINE_BLOCKS = 8  # stored blocks that a diff reads in one turn of the loop
 SWITCH_INTERVAL_S = 1e-4
 
@@ -115,4 +120,7 @@ assert Limits().body_bytes * 2 < WAL_FRAME_MAX <= RPC_BODY_MAX
 assert Limits().meta_bytes < 0xFFFF - 4 * KIB  # block columns keep meta lengths in 16 bits, with room for stamps
 assert RPC_JOIN_BYTES < RPC_CHUNK_BYTES <= RPC_SEND_BATCH_BYTES < RPC_SEND_QUEUE_BYTES // 4
 assert RPC_BODY_MAX <= RPC_PARTIAL_BYTES
+assert INLINE_BODY_BYTES <= THREAD_BODY_BYTES
+assert DELETE_BYTES_MAX < WAL_FRAME_MAX
+assert Limits().body_bytes <= SHARD_BODIES_BYTES
 assert Limits().body_bytes * 2 <= HTTP_BODIES_BYTES

@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import httpx
 
@@ -30,12 +31,12 @@ def test_keys_in_use_leave_no_trace(tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(f"{SECRETS[1]}:read\n")
     keys.chmod(0o600)
-    given = {"api_keys": SECRETS[0], "api_keys_file": keys, "log_level": "debug", "gateways": 2}
+    given: dict[str, Any] = {"api_keys": SECRETS[0], "api_keys_file": keys, "log_level": "debug", "gateways": 2}
     with Server(tmp_path / "s", **given) as server:
         server.start().wait_ready()
         use(server)
         children = [child["pid"] for child in server.status()["children"]]
-        found = []
+        found: list[object] = []
         for pid in [server.process.pid, *children]:
             for name in ("environ", "cmdline", "comm", "status"):
                 shown = Path(f"/proc/{pid}/{name}").read_bytes()

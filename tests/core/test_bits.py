@@ -1,5 +1,7 @@
 """Bit runs against a loop over single bits."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -11,7 +13,7 @@ def test_runs_are_maximal_and_cover_just_the_set_bits(mask: int):
     found = list(runs(mask))
     assert [i for low, high in found for i in range(low, high)] == [i for i in range(256) if mask >> i & 1]
     assert all(low < high for low, high in found)
-    assert all(high < low for (_, high), (low, _) in zip(found, found[1:], strict=False))
+    assert all(high < low for (_, high), (low, _) in pairwise(found))
 
 
 def test_spans():

@@ -5,9 +5,11 @@ import pytest
 from topics.core import loss
 from topics.core.config import TopicConfig
 from topics.core.loss import Evicted, Hole, Holes, Tombstone
+from topics.core.match import TagMatch
 from topics.core.ranges import SeqRanges
 from topics.core.render import render_blocks
 from topics.core.requests import decode_append
+from topics.core.tags import GENERATION_RECORDS, Pattern
 from topics.core.topic import Topic
 from topics.limits import Limits
 
@@ -214,9 +216,43 @@ def test_a_delete_counts_each_record_once():
     assert (topic.count, topic.bytes) == (0, 0)
 
 
-def test_resident_only_records_are_lost_as_a_whole_and_told():
-    topic = grow(new_topic(durability="ephemeral"), 4)
-    topic.delete(2, None)
-    topic.lose_all("crash")
-    assert (topic.count, topic.bytes, topic.head_seq, topic.earliest_seq) == (0, 0, 4, 5)
-    assert topic.gap_after(0) == Tombstone(1, 4, "crash", 3)
+def indexed(topic: Topic) -> int:
+    return sum(len(generation) for _, generation in topic.tag_generations)
+
+
+def test_tags_of_records_that_went_are_forgotten_without_a_checkpoint():
+    """Nothing of an ephemeral topic is ever stored, so nothing else would forget them."""
+    topic = new_topic(durability="ephemeral", cap_records=1000)
+    for n in range(60):
+        body = b",".join(b'{"data":1,"tag":"user-%d"}' % (n * 1000 + i) for i in range(1000))
+        request = decode_append(b'{"records":[' + body + b"]}", "t", Limits())
+        topic.append(render_blocks(request.records, None, topic.next_seq, T0), T0)
+        assert indexed(topic) <= GENERATION_RECORDS + 2000
+    assert topic.count == 1000
+    assert list(topic.find_tags(Pattern(TagMatch("Eq", "user-59999")))) == [60_000]
+    assert len([seq for seq in topic.find_tags(Pattern(TagMatch("Glob", "user-"))) if seq > 59_000]) == 1000
+
+
+class CountingList(list):
+    removals = 0
+
+    def __delitem__(self, key: object) -> None:
+        self.removals += 1
+        super().__delitem__(key)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("how", ["cap_records", "cap_bytes", "ttl"])
+def test_many_chunks_leave_in_one_go(how: str):
+    topic = new_topic(ttl_ms=10)
+    for _ in range(40):
+        grow(topic, 256)
+    topic.chunks = CountingList(topic.chunks)
+    caps = {
+        "cap_records": {"cap_records": 300},
+        "cap_bytes": {"cap_bytes": topic.bytes // 40 + 10},
+        "ttl": {"ttl_ms": 1},
+    }
+    topic.rebound(TopicConfig(**caps[how]), T0 + 5)  # type: ignore[arg-type]
+    assert topic.chunks.removals == 1
+    assert topic.count == {"cap_records": 300, "cap_bytes": topic.count, "ttl": 0}[how]
+    assert topic.bytes == sum(chunk.live_bytes for chunk in topic.chunks)

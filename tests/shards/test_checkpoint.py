@@ -9,6 +9,7 @@ import trio
 
 from topics import limits
 from topics.core import diff
+from topics.core.loss import Tombstone
 from topics.core.requests import Diff
 from topics.core.topic import Topic
 from topics.limits import Limits
@@ -38,7 +39,7 @@ def recovered(driver: Driver, seed: int, *, power_loss: bool, wal_file_bytes: in
     return recover(disk, driver.clock, driver._bounds, wal_file_bytes=wal_file_bytes)
 
 
-def tombstone(topic: Topic) -> diff.Tombstone | None:
+def tombstone(topic: Topic) -> Tombstone | None:
     return diff.plan(topic, Diff(from_seq=0)).tombstone
 
 
@@ -172,7 +173,7 @@ async def test_a_capture_that_fails_is_abandoned_and_nothing_acked_is_lost() -> 
     disk = FaultyFiles()
     files = NoHandles(disk)
     body = json.dumps({"records": [{"data": i, "tag": f"x{i % 2}"} for i in range(10)], "config": {"durable": True}})
-    shard = Shard(files)  # type: ignore[arg-type]
+    shard = Shard(files)
     async with trio.open_nursery() as nursery, rpc_pair(shard.handlers) as connection:
         nursery.start_soon(shard.run, trio.Event())
         await shard.ready.wait()

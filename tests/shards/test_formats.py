@@ -40,6 +40,7 @@ from topics.core.idempotency import KeyWindow, Remembered
 from topics.core.loss import CAP, TTL
 from topics.core.match import TagMatch
 from topics.core.ranges import SeqRanges
+from topics.core.residence import Kept
 from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.shards import datafile, recovery, snapshot, wal, walscan
@@ -88,6 +89,8 @@ CREATED = TopicCreated(7, "jobs", 3, CONFIG, 1_700_000_000_000, 65_536, 1)
 EVENTS: list[Event] = [
     CREATED,
     TopicUpdated(7, intern(TopicConfig(cap_records=10)), 1_700_000_000_001, 4),
+    TopicUpdated(7, intern(TopicConfig(durability="ephemeral")), 1_700_000_000_001, 4),
+    TopicUpdated(7, CONFIG, 1_700_000_000_001, 4, Kept(SeqRanges.from_ascending([1, 3]), 4, 4, 1, 2, 0, [(2, 2)])),
     Appended(7, 3, 1_700_000_000_002, 5, 7, b"", [block(5, 1_700_000_000_002, 5), block(10, 1_700_000_000_002, 2)]),
     Appended(7, 3, 1_700_000_000_003, 12, 1, bytes(range(16)), [block(12, 1_700_000_000_003, 1)]),
     RecordsDeleted(7, 6, None, 1_700_000_000_004),
@@ -118,9 +121,14 @@ def topic_state() -> Topic:
     topic.evicted.add(4, 4, TTL)
     topic.holes.add(13, 20, "crash")
     topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms = 11, 131_072, 1, 1_700_000_000_008
-    topic.keys = KeyWindow()
-    topic.keys.add(bytes(range(16)), Remembered(12, 1, 1_700_000_000_003))
+    topic.resident_from = 21
     return topic
+
+
+def keys_of(seq: int) -> bytes:
+    window = KeyWindow()
+    window.add(bytes(range(16)), Remembered(seq, 1, 1_700_000_000_003))
+    return window.encode(window.take_fresh())
 
 
 def infos() -> tuple[DataFile, DataFile]:
@@ -154,10 +162,10 @@ def write_snapshot(files: Files, added: list[DataFile]) -> None:
     first, second = snapshot.Commit(), snapshot.Commit()
     first.cut_lsn, first.next_topic_id, first.next_epoch, first.next_cell, first.next_file_id = 5, 8, 4, 2, 2
     first.added, first.now_ms = added[:1], 1_700_000_000_004
-    log.commit([(6, b"\xc0"), (7, snapshot.encode_topic(topic_state(), 0))], first)
+    log.commit([(6, b"\xc0"), (7, snapshot.encode_topic(topic_state(), 0))], first, [(7, keys_of(12))])
     second.cut_lsn, second.next_topic_id, second.next_epoch, second.next_cell, second.next_file_id = 11, 10, 6, 4, 3
     second.added, second.removed_topics, second.removed_files, second.now_ms = added[1:], [6], [99], 1_700_000_000_009
-    log.commit([(7, snapshot.encode_topic(topic_state(), 2))], second)
+    log.commit([(7, snapshot.encode_topic(topic_state(), 2))], second, [(7, keys_of(20))])
     log.close()
 
 
@@ -270,6 +278,7 @@ def test_the_golden_snapshot_is_read(files):
         (info.id, info.kind, info.path, info.seed, info.topic_id) for info in infos()
     ]
     assert sorted(state.topics) == [7]
+    assert {topic_id: bytes(keys) for topic_id, keys in state.keys.items()} == {7: keys_of(12) + keys_of(20)}
     assert state.topics[7] == snapshot.encode_topic(topic_state(), 2)
     topic, unflipped = snapshot.decode_topic(7, state.topics[7])
     assert (topic.name, topic.epoch, topic.config, topic.head_seq, topic.ceiling) == ("jobs", 3, CONFIG, 20, 131_072)
@@ -413,7 +422,7 @@ def test_the_table_of_the_snapshot():
         assert u(data, at + 16, 8) == xxhash.xxh3_64_intdigest(data[at + 4 : at + 16] + body, seed)
         records.append((group, kind, len(msgpack.unpackb(body))))
         at += 24 + length
-    assert records == [(1, 1, 2), (1, 2, 10), (2, 1, 1), (2, 2, 10)]
+    assert records == [(1, 1, 2), (1, 3, 1), (1, 2, 10), (2, 1, 1), (2, 3, 1), (2, 2, 10)]
 
 
 def test_the_tables_of_slots_and_register():

@@ -10,6 +10,7 @@ from topics import errors
 from topics.board import Board, ChildState
 from topics.core.config import TopicConfig
 from topics.core.events import Appended
+from topics.core.ranges import SeqRanges
 from topics.core.render import render_blocks
 from topics.core.requests import decode_append
 from topics.core.topic import Topic
@@ -211,7 +212,7 @@ def test_a_write_grows_a_topic_by_no_more_than_was_said(writes, last, caps, dele
     for sizes in writes:
         topic.append(appended(topic, sizes).blocks, 1)
     for seq in deleted:
-        topic._delete_range(seq, seq)
+        topic.delete(0, SeqRanges.from_ascending([seq]))
     event = appended(topic, last)
     size, before = sum(sum(block.sizes()) for block in event.blocks), topic.bytes
     said = grows_by(topic, event.count, size)

@@ -151,8 +151,7 @@ def busy_topic() -> Topic:
     topic.holes.add(20, 30, "crash")
     topic.holes.add(40, 41, "corrupt")
     topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms = 77, 2**63 + 100, 3, 2**52
-    topic.keys = KeyWindow()
-    topic.keys.add(b"k" * 16, Remembered(5, 2, 1000))
+    topic.resident_from = 2**63
     return topic
 
 
@@ -160,7 +159,7 @@ def scalars_of(topic: Topic) -> tuple[Any, ...]:
     return (
         topic.id, topic.name, topic.epoch, topic.config, topic.head_seq, topic.last_ts, topic.delete_below,
         topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items, topic.applied_lsn,
-        topic.ceiling, topic.cell, topic.last_write_ms, topic.keys.items() if topic.keys is not None else [],
+        topic.ceiling, topic.cell, topic.last_write_ms, topic.resident_from,
     )  # fmt: skip
 
 
@@ -171,6 +170,53 @@ def test_a_topic_comes_back(topic):
     assert decoded.next_seq == topic.head_seq + 1
     assert decoded.packs_from == 6
     assert not unflipped
+
+
+# -- idempotency keys
+
+
+def fresh_keys(window: KeyWindow, *seqs: int) -> bytes:
+    for seq in seqs:
+        window.add(b"%016d" % seq, Remembered(seq, 2, 1000 * seq))
+    return window.encode(window.take_fresh())
+
+
+def test_a_checkpoint_stores_only_the_keys_that_are_new():
+    window = KeyWindow()
+    assert len(fresh_keys(window, *range(1000))) == 36_000
+    assert len(fresh_keys(window, 1000)) == 36
+    assert fresh_keys(window) == b""
+
+
+def test_keys_are_gathered_over_the_groups_and_go_with_their_topic():
+    files, window = FaultyFiles(), KeyWindow()
+    log = new_log(files)
+    entry = snapshot.encode_topic(Topic(1, "t", 1, DEFAULT), 0)
+    log.commit([(1, entry), (2, entry)], commit_of(1), [(1, fresh_keys(window, 1, 2)), (2, b"x" * 36)])
+    log.commit([(1, entry)], commit_of(2, topics=(2,)), [(1, fresh_keys(window, 3))])
+    state = read_snapshot(files)
+    assert list(state.keys) == [1]
+    topic, _ = snapshot.decode_topic(1, state.topics[1], bytes(state.keys[1]))
+    assert topic.keys is not None
+    assert len(topic.keys) == 3
+    assert topic.keys.find(b"%016d" % 2, 2000, 0) == Remembered(2, 2, 2000)
+    assert topic.keys.take_fresh() == [], "they are stored already"
+
+
+def test_a_rewrite_drops_the_keys_whose_window_has_passed(monkeypatch):
+    monkeypatch.setattr(snapshot, "REWRITE_MIN_BYTES", 0)
+    files = FaultyFiles()
+    log = new_log(files)
+    entry = snapshot.encode_topic(Topic(1, "t", 1, intern(TopicConfig(idempotency_window_ms=5000))), 0)
+    while read_snapshot(files).generation < 2:
+        late = commit_of(1)
+        late.now_ms = 20_000
+        log.commit([(1, entry)], late, [(1, fresh_keys(KeyWindow(), 3, 14, 15, 20))])
+    state = read_snapshot(files)
+    topic, _ = snapshot.decode_topic(1, state.topics[1], bytes(state.keys[1]))
+    assert topic.keys is not None
+    assert topic.keys.find(b"%016d" % 15, 20_000, 5000) is not None
+    assert len(topic.keys) == 2
 
 
 # -- what a crash leaves

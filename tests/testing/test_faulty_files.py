@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from topics.shards.files import File, Files, RealFiles
-from topics.testing.faulty_files import SECTOR_BYTES, UNLIMITED_BYTES, FaultyFiles, SimulatedCrash
+from topics.testing.faulty_files import UNLIMITED_BYTES, FaultyFiles, SimulatedCrash
+from topics.testing.faulty_nodes import SECTOR_BYTES
 
 SEEDS = range(300)
 
@@ -732,3 +733,18 @@ def test_a_path_stays_below_the_root():
     for path in ("../a", "/a"):
         with pytest.raises(ValueError, match="below the root"):
             FaultyFiles().exists(path)
+
+
+def test_an_open_or_a_read_fails_as_told_and_changes_nothing():
+    files = FaultyFiles()
+    put(files, "a", b"abc")
+    files.fail_read_at(files.reads, errno.EMFILE)
+    files.fail_read_at(files.reads + 2)
+    with pytest.raises(OSError, match="open a") as refused:
+        files.open("a")
+    assert refused.value.errno == errno.EMFILE
+    file = files.open("a")
+    with pytest.raises(OSError, match="read_at a"):
+        file.read_at(0, 3)
+    assert file.read_at(0, 3) == b"abc"
+    assert files.failed_reads == ["open a", "read_at a @0 +3"]

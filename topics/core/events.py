@@ -17,6 +17,7 @@ from topics.core.block import BadBlock, Block, decode_block, encode_body
 from topics.core.config import TopicConfig, from_wire, to_wire
 from topics.core.deletion import Deletion
 from topics.core.ranges import SeqRanges
+from topics.core.residence import Kept
 
 CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH = range(1, 10)
 _APPENDED = struct.Struct("<QQQQIBBH")
@@ -38,12 +39,16 @@ class TopicCreated(msgspec.Struct, frozen=True):
 
 
 class TopicUpdated(msgspec.Struct, frozen=True):
-    """`head_seq` is the head at that moment: the log alone does not know it while a topic is resident-only."""
+    """`head_seq` is the head at that moment: the log alone does not know it while a topic is resident-only.
+
+    `kept` is what is left of a topic that leaves `ephemeral`.
+    """
 
     topic_id: int
     config: TopicConfig
     ts: int
     head_seq: int
+    kept: Kept | None = None
 
 
 class TopicRemoved(msgspec.Struct, frozen=True):
@@ -119,7 +124,8 @@ def encode_event(event: Event) -> tuple[int, list[bytes]]:
     if type(event) is TopicCreated:
         return CREATED, [_encode_created(event)]
     if type(event) is TopicUpdated:
-        return UPDATED, [_pack([event.topic_id, to_wire(event.config), event.ts, event.head_seq])]
+        kept = event.kept.pack() if event.kept is not None else None
+        return UPDATED, [_pack([event.topic_id, to_wire(event.config), event.ts, event.head_seq, kept])]
     if type(event) is TopicRemoved:
         return REMOVED, [_pack([event.topic_id])]
     if type(event) is CeilingReserved:
@@ -154,7 +160,8 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     if kind == CREATED:
         return _decode_created(fields)
     if kind == UPDATED:
-        return TopicUpdated(fields[0], from_wire(fields[1]), fields[2], fields[3])
+        kept = Kept.unpack(fields[4]) if fields[4] is not None else None
+        return TopicUpdated(fields[0], from_wire(fields[1]), fields[2], fields[3], kept)
     if kind == REMOVED:
         return TopicRemoved(fields[0])
     if kind == DELETED:

@@ -2,11 +2,18 @@
 
 Keys are kept as 128-bit BLAKE2 digests, so a key costs the same whatever its length and nobody can make two collide.
 A key is forgotten only when its window has passed; the shard refuses new keys at its bound instead of dropping one.
+A checkpoint stores the keys that came since the one before (`take_fresh`): a window may hold a million.
+
+Stored form, 36 bytes a key: digest, first_seq u64, records u32, ts u64.
 """
 
+import struct
 from collections import deque
+from collections.abc import Iterator
 from hashlib import blake2b
 from typing import NamedTuple
+
+_KEY = struct.Struct("<16sQIQ")
 
 
 class Remembered(NamedTuple):
@@ -20,11 +27,12 @@ def digest_key(key: str) -> bytes:
 
 
 class KeyWindow:
-    __slots__ = ("_by_key", "_order")
+    __slots__ = ("_by_key", "_fresh", "_order")
 
     def __init__(self) -> None:
         self._by_key: dict[bytes, Remembered] = {}
         self._order: deque[tuple[int, bytes]] = deque()
+        self._fresh: list[bytes] = []  # what no checkpoint has stored yet
 
     def __len__(self) -> int:
         return len(self._by_key)
@@ -36,6 +44,10 @@ class KeyWindow:
         return found
 
     def add(self, digest: bytes, remembered: Remembered) -> None:
+        self._fresh.append(digest)
+        self._put(digest, remembered)
+
+    def _put(self, digest: bytes, remembered: Remembered) -> None:
         self._by_key[digest] = remembered
         self._order.append((remembered.ts, digest))
 
@@ -51,5 +63,30 @@ class KeyWindow:
                 dropped += 1
         return dropped
 
-    def items(self) -> list[tuple[bytes, int, int, int]]:
-        return [(digest, found.first_seq, found.records, found.ts) for digest, found in self._by_key.items()]
+    def take_fresh(self, below_seq: int | None = None) -> list[bytes]:
+        """The digests to store now; those of seqs from `below_seq` on have to wait."""
+        known = [(digest, self._by_key[digest].first_seq) for digest in self._fresh if digest in self._by_key]
+        taken = [digest for digest, seq in known if below_seq is None or seq < below_seq]
+        self._fresh = [digest for digest, seq in known if below_seq is not None and seq >= below_seq]
+        return taken
+
+    def give_back(self, digests: list[bytes]) -> None:
+        """They were not stored after all."""
+        self._fresh = digests + self._fresh
+
+    def encode(self, digests: list[bytes]) -> bytes:
+        return b"".join([_KEY.pack(digest, *self._by_key[digest]) for digest in digests])
+
+    def load(self, stored: bytes) -> None:
+        for digest, remembered in _decode(stored):
+            self._put(digest, remembered)
+
+
+def _decode(stored: bytes) -> Iterator[tuple[bytes, Remembered]]:
+    for digest, first_seq, records, ts in _KEY.iter_unpack(stored):
+        yield digest, Remembered(first_seq, records, ts)
+
+
+def drop_older(stored: bytes, ts: int) -> bytes:
+    """Stored keys without those older than `ts`."""
+    return b"".join([_KEY.pack(digest, *found) for digest, found in _decode(stored) if found.ts >= ts])

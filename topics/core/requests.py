@@ -63,6 +63,7 @@ class Append(msgspec.Struct, frozen=True):
     create: bool | None
     config: ConfigPatch | None
     disable_backpressure: bool
+    may_configure: bool = True  # False: whoever sent this must not choose what a new topic is like
 
 
 class Diff(msgspec.Struct, frozen=True):
@@ -96,7 +97,14 @@ def quoted(text: str) -> bytes:
     return _quote(text)
 
 
-def decode_append(body: bytes | memoryview, topic: str, bounds: Limits, *, header_key: str | None = None) -> Append:
+def decode_append(
+    body: bytes | memoryview,
+    topic: str,
+    bounds: Limits,
+    *,
+    header_key: str | None = None,
+    may_configure: bool = True,
+) -> Append:
     """Check an append body against every limit that needs no topic state."""
     parsed: _AppendBody = _decode(_append, body, bounds)
     records = parsed.records
@@ -118,7 +126,7 @@ def decode_append(body: bytes | memoryview, topic: str, bounds: Limits, *, heade
             f"idempotency_key must have 1 to {limits.IDEMPOTENCY_KEY_MAX} characters", field="idempotency_key"
         )
     config = parse_config(bytes(parsed.config), topic) if _given(parsed.config) else None
-    return Append(records, parsed.node, key, parsed.create, config, parsed.disable_backpressure)
+    return Append(records, parsed.node, key, parsed.create, config, parsed.disable_backpressure, may_configure)
 
 
 def _check_record(index: int, record: RecordIn, bounds: Limits) -> None:

@@ -11,6 +11,7 @@ from sortedcontainers import SortedList
 
 from topics import errors, limits
 from topics.core import config as configs
+from topics.core import residence
 from topics.core.block import Block
 from topics.core.config import ConfigPatch, TopicConfig
 from topics.core.events import (
@@ -107,6 +108,9 @@ def config_of_new(name: str, request: Append) -> TopicConfig:
     config = configs.merge(None, patch, name)
     if request.create is False or (request.create is None and not config.auto_create):
         raise topic_not_found(name)
+    if request.config is not None and not request.may_configure:
+        message = "the API key lacks the scope admin, which a write needs that creates its topic with a config"
+        raise TopicsError(errors.FORBIDDEN, message, {"scopes": ["admin"]})
     return config
 
 
@@ -214,6 +218,8 @@ def _apply_created(state: ShardState, event: TopicCreated, lsn: int) -> Topic:
     topic.ceiling = topic.reserved = event.ceiling
     topic.cell = event.cell
     topic.last_ts = event.ts
+    if residence.is_resident(topic):
+        residence.begin(topic)
     state.topics[event.name] = topic
     state.by_id[event.topic_id] = topic
     state.names.add(event.name)
@@ -245,20 +251,28 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
 
 
 def _apply_updated(state: ShardState, topic: Topic, event: TopicUpdated) -> Topic:
-    topic.expire(event.ts)  # by the old rule: what readers saw expire does not come back under a longer one
-    if state.replaying and topic.config.durability == "ephemeral":
-        # Nothing was logged while it was resident-only, not even deletes: what the log has from before cannot stand.
+    state.now_ms = max(state.now_ms, event.ts)
+    was_resident = residence.is_resident(topic)
+    if state.replaying and was_resident:
         topic.head_seq = max(topic.head_seq, event.head_seq)
         topic.next_seq = topic.head_seq + 1
-        topic.lose_all(CRASH)
-    topic.config = event.config
-    topic.expire(event.ts)
-    topic.enforce_caps()
+    elif event.head_seq > topic.head_seq:  # only in replay, as for an append
+        topic.lose(topic.head_seq + 1, event.head_seq, CORRUPT if state.damaged else CRASH)
+    if state.replaying and event.kept is not None:
+        residence.restore(topic, event.kept)
+    if state.replaying and was_resident and event.kept is None:
+        topic.config = event.config  # the caps were laid on records that the log does not have
+        return topic
+    topic.rebound(event.config, event.ts)
+    if not residence.is_resident(topic):
+        topic.resident_from = 0
+    elif not was_resident:
+        residence.begin(topic)
     return topic
 
 
 def _apply_removed(state: ShardState, topic: Topic) -> Topic:
-    topic.lose_all(CRASH)  # gives its files back; nobody reads this object again
+    topic.release_all()
     topic.removing = True
     topic.published = False
     del state.by_id[topic.id]

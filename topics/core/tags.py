@@ -3,8 +3,9 @@
 Tags are kept in their quoted JSON form, which is what blocks hold. Quoting works character by character, so the
 quoted prefix (without its closing quote) is a byte prefix of exactly the quoted tags it matches.
 
-The index is kept in generations: a checkpoint closes the current one and drops it when its records have reached
-files, where a sorted run takes its place.
+The index is kept in generations, so that it can be forgotten in pieces: one ends after GENERATION_RECORDS, or when a
+checkpoint captures its records. It goes when they have reached files, where a sorted run takes its place, or when the
+log begins above them. So it never holds much more than the records that are in memory alone.
 """
 
 from collections.abc import Iterator
@@ -15,6 +16,8 @@ from sortedcontainers import SortedDict
 from topics.core.block import Block
 from topics.core.match import TagMatch
 from topics.core.requests import quoted
+
+GENERATION_RECORDS = 4096
 
 
 class Pattern:
@@ -33,10 +36,11 @@ class Pattern:
 class TagGeneration:
     """Tags of one stretch of the log. A plain dict until the first prefix query asks for order."""
 
-    __slots__ = ("_seqs",)
+    __slots__ = ("_seqs", "records")
 
     def __init__(self) -> None:
         self._seqs: dict[bytes, list[int]] = {}
+        self.records = 0
 
     def add(self, block: Block) -> None:
         seqs = self._seqs
@@ -50,6 +54,7 @@ class TagGeneration:
                     seqs[tag] = [seq]
                 else:
                     found.append(seq)
+                self.records += 1
                 start = end
 
     def find(self, pattern: Pattern) -> Iterator[int]:

@@ -18,7 +18,7 @@ from topics.core.deletion import Deletion, Strike, strikes_in
 from topics.core.idempotency import KeyWindow
 from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
 from topics.core.ranges import SeqRanges
-from topics.core.tags import Pattern, TagGeneration
+from topics.core.tags import GENERATION_RECORDS, Pattern, TagGeneration
 
 SEQ_BASE = 1
 
@@ -61,6 +61,7 @@ class Topic:
         "published",
         "removing",
         "reserved",
+        "resident_from",
         "tag_generations",
         "waiters",
     )  # fmt: skip
@@ -87,6 +88,7 @@ class Topic:
         self.applied_lsn = 0
         self.ceiling = 0  # highest seq that may be acked before its own sync
         self.reserved = 0  # the ceiling that is on its way to the log
+        self.resident_from = 0  # while `ephemeral`: the first seq that the log never had (residence.py)
         self.cell = 0  # cell of the head register
         self.dirty = False
         self.packs_from = 0  # packs with a lower id hold only superseded copies of its records
@@ -101,6 +103,9 @@ class Topic:
         self.parked: list[Callable[[], None]] | None = None
         self.waiters: set[Callable[[], None]] | None = None  # long-polls; cost nothing until something changes
         self.held: list[Callable[[], None]] | None = None  # commands behind a large write that is being rendered
+
+    def __hash__(self) -> int:
+        return self.id  # sets of topics have the same order in every run, so that what a test finds can be repeated
 
     # --- what readers see -----------------------------------------------------------------------------------------
 
@@ -171,15 +176,24 @@ class Topic:
         generations = self.tag_generations
         if not generations or generations[-1][0]:
             generations.append((0, TagGeneration()))
-        generations[-1][1].add(block)
+        current = generations[-1][1]
+        current.add(block)
+        if current.records >= GENERATION_RECORDS:
+            generations[-1] = (block.last_seq, current)
 
     def close_tags(self) -> None:
         """End the current generation of the tag index at the head: a checkpoint is about to store these records."""
         if self.tag_generations and not self.tag_generations[-1][0]:
             self.tag_generations[-1] = (self.head_seq, self.tag_generations[-1][1])
 
+    def logged_chunks(self) -> list[Chunk]:
+        """Without those that are in memory alone, and are meant to be."""
+        if not self.resident_from:
+            return self.chunks
+        return self.chunks[: bisect_left(self.chunks, self.resident_from, key=_last_seq)]
+
     def drop_tags(self, through_seq: int) -> None:
-        """Records up to `through_seq` are found by their files from now on."""
+        """Records up to `through_seq` are gone, or found by their files from now on."""
         self.tag_generations = [(last, tags) for last, tags in self.tag_generations if not last or last > through_seq]
 
     # --- shrinking ------------------------------------------------------------------------------------------------
@@ -190,39 +204,51 @@ class Topic:
         if not ttl or not self.chunks:
             return
         oldest = now_ms - ttl  # expired: ts < oldest
-        while self.chunks:
-            chunk = self.chunks[0]
-            if chunk.base_ts + chunk.ts[0] >= oldest:
-                return
-            if chunk.last_ts < oldest:
-                self._evict(chunk, len(chunk), TTL)
-                continue
-            self._evict(chunk, bisect_left(chunk.ts, oldest - chunk.base_ts), TTL)
+        if self.chunks[0].base_ts + self.chunks[0].ts[0] >= oldest:
             return
+        for chunk in self.chunks:
+            high = len(chunk) if chunk.last_ts < oldest else bisect_left(chunk.ts, oldest - chunk.base_ts)
+            self._evict(chunk, high, TTL)
+            if high < len(chunk):
+                break
+        self._pop_dead_front()
+
+    def rebound(self, config: TopicConfig, ts: int) -> None:
+        """Live by another configuration. What readers saw expire by the old one does not come back."""
+        self.expire(ts)
+        self.config = config
+        self.expire(ts)
+        self.enforce_caps()
 
     def enforce_caps(self) -> None:
         """Evict the oldest live records until the topic is within both caps."""
-        cap_records, cap_bytes = self.config.cap_records, self.config.cap_bytes
-        if cap_records:
-            while self.count > cap_records:
-                chunk = self.chunks[0]
-                excess = self.count - cap_records
-                self._evict(chunk, len(chunk) if chunk.live <= excess else _index_of_live(chunk, excess) + 1, CAP)
-        if cap_bytes:
-            while self.bytes > cap_bytes:
-                chunk = self.chunks[0]
-                excess = self.bytes - cap_bytes
-                self._evict(
-                    chunk, len(chunk) if chunk.live_bytes <= excess else _index_of_bytes(chunk, excess) + 1, CAP
-                )
+        config = self.config
+        if not (0 < config.cap_records < self.count or 0 < config.cap_bytes < self.bytes):
+            return
+        for chunk in self.chunks:
+            high = self._excess_in(chunk)
+            self._evict(chunk, high, CAP)
+            if high < len(chunk):
+                break
+        self._pop_dead_front()
+
+    def _excess_in(self, chunk: Chunk) -> int:
+        """How many of the front chunk's records have to go at least."""
+        high = 0
+        records = self.count - self.config.cap_records if self.config.cap_records else 0
+        if records > 0:
+            high = len(chunk) if chunk.live <= records else _index_of_live(chunk, records) + 1
+        size = self.bytes - self.config.cap_bytes if self.config.cap_bytes else 0
+        if size > 0:
+            high = max(high, len(chunk) if chunk.live_bytes <= size else _index_of_bytes(chunk, size) + 1)
+        return high
 
     def _evict(self, chunk: Chunk, high: int, reason: str) -> None:
-        """Lose the live records below index `high` of the front chunk, and the chunk itself when nothing is left."""
+        """Lose the live records below index `high` of the first chunk that has any."""
         if chunk.live:
             for low, end in runs(span(0, high) & ~chunk.dead):
                 self.evicted.add(chunk.first_seq + low, chunk.first_seq + end - 1, reason)
             self._kill(chunk, 0, high)
-        self._pop_dead_front()
 
     def _kill(self, chunk: Chunk, low: int, high: int) -> int:
         count, size = chunk.kill(low, high)
@@ -238,6 +264,9 @@ class Topic:
             dead += 1
         if dead:
             del chunks[:dead]
+            through_seq = chunks[0].first_seq - 1 if chunks else self.head_seq
+            if self.tag_generations and 0 < self.tag_generations[0][0] <= through_seq:
+                self.drop_tags(through_seq)
 
     # --- deleting -------------------------------------------------------------------------------------------------
 
@@ -255,13 +284,14 @@ class Topic:
                     break
                 deleted += self._kill(chunk, 0, min(len(chunk), before_seq - chunk.first_seq))
         if prepared is not None:
-            deleted += self._strike(prepared.strikes_in(self.chunks))
+            deleted += self.strike(prepared.strikes_in(self.chunks))
         elif ranges is not None:
-            deleted += self._strike(strikes_in(self.chunks, ranges))
+            deleted += self.strike(strikes_in(self.chunks, ranges))
         self._pop_dead_front()
         return deleted
 
-    def _strike(self, strikes: Iterator[Strike]) -> int:
+    def strike(self, strikes: Iterator[Strike]) -> int:
+        """Set the bits that a delete has come to; how many records went."""
         deleted = 0
         for chunk, _, mask, count, size in strikes:
             if not count:
@@ -316,15 +346,13 @@ class Topic:
         if self.chunks:
             self.chunks[-1].open = False
 
-    def lose_all(self, reason: str) -> None:
-        """A resident-only log after a restart: the head is known, the records are not."""
+    def release_all(self) -> None:
+        """The topic is removed: give its files back."""
         for chunk in self.chunks:
             _release(chunk)
         self.chunks = []
         self.count = self.bytes = 0
         self.tag_generations = []
-        floor = max(self.evicted.floor, self.delete_below, self.holes.items[-1].last + 1 if self.holes.items else 1)
-        self.lose(floor, self.head_seq, reason)
 
 
 def _release(chunk: Chunk) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 import trio
 
+from topics import limits
 from topics.errors import TopicsError
+from topics.gateway.dispatch import performance
 from topics.gateway.statuses import error_response
 from topics.gateway.visitor import Visitor
 
@@ -55,7 +57,8 @@ class H2Exchange:
         if message["type"] == "http.response.body" and not message.get("more_body"):
             with trio.move_on_after(BODY_WAIT_S):
                 await self._body_done.wait()
-        with trio.move_on_after(self._send_s) as patience:
+        size = len(message.get("body", b""))
+        with trio.move_on_after(self._send_s + size / limits.HTTP_BYTES_PER_S) as patience:
             await self._send(message)
         if patience.cancelled_caught:
             self._cut()
@@ -71,4 +74,4 @@ class H2Exchange:
         response = error_response(self._refusal)
         headers = [(b"content-type", response.content_type), *response.headers]
         await self.send({"type": "http.response.start", "status": response.status, "headers": headers})
-        await self.send({"type": "http.response.body", "body": response.body + b"}", "more_body": False})
+        await self.send({"type": "http.response.body", "body": response.body + performance(0.0, {})})

@@ -18,7 +18,7 @@ import trio
 from topics import errors, limits
 from topics.gateway import render
 from topics.gateway.connection import Connection
-from topics.gateway.dispatch import Gateway
+from topics.gateway.dispatch import Gateway, performance
 from topics.gateway.handover import Handover
 from topics.gateway.messages import Refusal
 from topics.gateway.statuses import error_response
@@ -129,7 +129,7 @@ class Server:
         refusal = Refusal(503, "this server has as many connections as it may; retry", errors.NOT_READY)
         refusal.detail = {"limit": "max_connections", "max": self._max_connections}
         response = error_response(refusal)
-        response.tail = b"}"
+        response.tail = performance(0.0, {})
         with sock, suppress(OSError):
             sock.send(render.response_head(response, render.CLOSE) + response.body + response.tail)
             sock.shutdown(socket.SHUT_WR)

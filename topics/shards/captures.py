@@ -34,4 +34,6 @@ class Capture(msgspec.Struct):
     last_seq: int
     segment: bool  # its sources make up at least one segment
     packs_from: int  # as the topic's, once this is installed
+    digests: list[bytes]  # idempotency keys that no checkpoint has stored yet
+    keys: bytes  # and what is remembered of them
     outputs: list[Output] = []

@@ -121,7 +121,9 @@ class Checkpoint:
         packs_from = self._store.next_file_id if whole else topic.packs_from
         entry = snapshot.encode_topic(topic, packs_from)
         topic.flips = None
-        self.captures.append(Capture(topic, entry, sources, topic.head_seq, segment, packs_from))
+        last_seq = topic.resident_from - 1 if topic.resident_from else topic.head_seq
+        digests, keys = _take_keys(topic)
+        self.captures.append(Capture(topic, entry, sources, last_seq, segment, packs_from, digests, keys))
         self.needs_lsn = max(self.needs_lsn, topic.applied_lsn)
 
     def _is_stored(self, chunk: Chunk) -> bool:
@@ -137,10 +139,8 @@ class Checkpoint:
 
         Also whether they make up a segment, and whether they are the whole end, which no older pack holds then.
         """
-        if topic.config.durability == "ephemeral":
-            return [], False, False
         unsealed: list[Chunk] = []
-        for chunk in reversed(topic.chunks):
+        for chunk in reversed(topic.logged_chunks()):
             if chunk.file is not None and chunk.file.kind == SEGMENT:
                 break
             if chunk.live:
@@ -206,7 +206,8 @@ class Checkpoint:
             self._write_pack(files, packed)
         self.commit.next_file_id = self._store.next_file_id
         try:
-            self._store.snapshot_log.commit(((c.topic.id, c.entry) for c in self.captures), self.commit)
+            keys = [(c.topic.id, c.keys) for c in self.captures if c.keys]
+            self._store.snapshot_log.commit(((c.topic.id, c.entry) for c in self.captures), self.commit, keys)
         finally:
             self.committing = self._store.snapshot_log.in_doubt
         self._flip()
@@ -288,6 +289,9 @@ class Checkpoint:
         engine.removed_topics = self.removed + engine.removed_topics
         for flip in self.flips:
             _owe_flip(self._store, flip)
+        for capture in self.captures:
+            if capture.digests and capture.topic.keys is not None:
+                capture.topic.keys.give_back(capture.digests)
         _remove(self._store.files, self.commit.added)
 
     # --- in a thread again ----------------------------------------------------------------------------------------
@@ -330,6 +334,14 @@ def _remove(files: Files, data_files: list[DataFile]) -> None:
             files.remove_dir(f"segments/{topic_id}")
     except OSError as error:
         log.warning("data files that are no longer needed stay: %s", error)
+
+
+def _take_keys(topic: Topic) -> tuple[list[bytes], bytes]:
+    """Not those of records that only the memory has: a crash takes both."""
+    if topic.keys is None:
+        return [], b""
+    digests = topic.keys.take_fresh(topic.resident_from or None)
+    return digests, topic.keys.encode(digests)
 
 
 def _owe_flip(store: "Store", flip: Flip) -> None:

@@ -13,9 +13,12 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import msgspec
+
 from topics import errors, limits
 from topics.clock import Clock
 from topics.core import config as configs
+from topics.core import residence
 from topics.core import state as core
 from topics.core.block import Block
 from topics.core.config import ConfigPatch
@@ -29,6 +32,7 @@ from topics.core.events import (
     RecordsDeleted,
     TopicCreated,
     TopicRemoved,
+    TopicUpdated,
     WentIdle,
 )
 from topics.core.idempotency import digest_key
@@ -106,7 +110,21 @@ class Engine:
         if update is None:
             done((topic, False))
             return
+        if residence.is_resident(topic) and update.config.durability != "ephemeral":
+            update = self._with_kept(topic, update)
         self._control(topic, update, lambda _: done((topic, False)), fail)
+
+    def _with_kept(self, topic: Topic, update: TopicUpdated) -> TopicUpdated:
+        """Say what the topic holds when it leaves `ephemeral`, by its new bounds: they are laid on ahead of the event.
+
+        If the event does not become durable the shard restarts, and this topic is empty.
+        """
+        config, records, size = topic.config, topic.count, topic.bytes
+        topic.rebound(update.config, update.ts)
+        topic.config = config
+        self.holdings.moved(topic, records, size)
+        self._mark_dirty(topic)
+        return msgspec.structs.replace(update, kept=residence.kept_of(topic))
 
     def remove_topic(self, name: str, if_empty: bool, done: Done, fail: Fail) -> None:
         """`done(removed)` once the removal is durable."""
@@ -144,8 +162,7 @@ class Engine:
         if topic is None:
             self._append_new(name, request, now, done, fail)
             return
-        if topic.removing or (topic.parked is not None and topic.config.durability == "ephemeral"):
-            # Its class may change from unlogged to logged before this write would be applied.
+        if topic.parked is not None:  # its class may change before this write would be applied
             self._park(topic, lambda: self.append(name, request, done, fail), fail)
             return
         if topic.held is not None:
@@ -188,6 +205,11 @@ class Engine:
         One event whatever its size, so it is there whole or not at all. `prepared` is the ranges, counted ahead.
         """
         self._check_writable()
+        if topic.parked is not None:  # as for an append
+            self._park(topic, lambda: self.delete_records(topic, before_seq, ranges, done, fail, prepared), fail)
+            return
+        if topic.removing:
+            raise errors.topic_not_found(topic.name)
         self.expire(topic)
         event = RecordsDeleted(topic.id, before_seq, ranges, self.now(), prepared)
         if topic.config.durability == "ephemeral":

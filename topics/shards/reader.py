@@ -6,7 +6,7 @@ that the reader is told.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import trio
 
@@ -54,13 +54,15 @@ class BlockReader:
         if cold:
             await trio.to_thread.run_sync(_read_all, cold, limiter=self._threads, abandon_on_cancel=True)
 
-    def report_damage(self, topic: Topic, plan: Plan) -> None:
-        """Record the ranges of the plan's bad blocks as lost."""
-        for window in plan.windows:
-            if window.block is None and not self._readable(window):
-                self.damaged_blocks += 1
-                chunk = window.chunk
-                self._store.engine.lose_range(topic, chunk.first_seq, chunk.last_seq, CORRUPT, lambda _: None)
+    def report_damage(self, topic: Topic, plan: Plan, then: Callable[[], None]) -> None:
+        """Record the ranges of the plan's bad blocks as lost; `then` runs when readers see that."""
+        bad = [window.chunk for window in plan.windows if window.block is None and not self._readable(window)]
+        self.damaged_blocks += len(bad)
+        if not bad:
+            then()
+        for chunk in bad:  # applied in this order, perhaps not before writes that are pending now
+            done = (lambda _: then()) if chunk is bad[-1] else (lambda _: None)
+            self._store.engine.lose_range(topic, chunk.first_seq, chunk.last_seq, CORRUPT, done)
 
     def _readable(self, window: Window) -> bool:
         try:

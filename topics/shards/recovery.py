@@ -102,7 +102,7 @@ def _load_topics(snap: SnapshotState) -> tuple[ShardState, dict[int, SeqRanges]]
     state = ShardState()
     unflipped: dict[int, SeqRanges] = {}
     for topic_id, entry in snap.topics.items():
-        topic, unflipped[topic_id] = snapshot.decode_topic(topic_id, entry)
+        topic, unflipped[topic_id] = snapshot.decode_topic(topic_id, entry, bytes(snap.keys.get(topic_id, b"")))
         topic.published = True
         state.topics[topic.name] = topic
         state.by_id[topic_id] = topic
@@ -264,8 +264,8 @@ def _find_losses(
     log that ends with an idle mark is known to be complete.
     """
     losses = []
-    reason = CORRUPT if damaged else CRASH
     for topic in state.by_id.values():
+        reason = CORRUPT if damaged else CRASH
         known = register.get(topic.cell) if trusted and topic.cell < register.capacity() else 0
         durability = topic.config.durability
         last = known
@@ -275,13 +275,21 @@ def _find_losses(
         if not trusted and durability in ("memory", "ephemeral"):  # the head may have gone back
             fresh_epoch = state.next_epoch
             state.next_epoch += 1
-        if durability == "ephemeral":
-            topic.head_seq = max(topic.head_seq, known)
-            topic.next_seq = topic.head_seq + 1
-            topic.lose_all(CRASH)
-        if last > topic.head_seq or fresh_epoch:
-            losses.append(RangeLost(topic.id, topic.head_seq + 1, max(last, topic.head_seq), reason, fresh_epoch))
+        first = topic.head_seq + 1
+        if durability == "ephemeral":  # its deletes were not logged, so nothing of what came back can stand
+            first, reason = _first_untold(topic), CRASH
+        last = max(last, topic.head_seq)
+        if first <= last or fresh_epoch:
+            losses.append(RangeLost(topic.id, first, last, reason, fresh_epoch))
     return losses
+
+
+def _first_untold(topic: Topic) -> int:
+    """The first seq that is live, or gone without a reason that readers are told; head_seq + 1 if there is none."""
+    at = _floor(topic)
+    while (hole := topic.holes.after(at - 1)) is not None and hole.first <= at:
+        at = hole.last + 1
+    return min(at, topic.earliest_seq)
 
 
 # --- getting ready ------------------------------------------------------------------------------------------------
@@ -297,7 +305,7 @@ def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[R
             engine.dirty.add(topic)
     engine.removed_topics = [topic_id for topic_id in snap.topics if topic_id not in state.by_id]
     for topic in state.by_id.values():
-        if (topic.config.durability == "ephemeral" or topic.flips) and not topic.dirty:
+        if topic.flips and not topic.dirty:
             topic.dirty = True
             engine.dirty.add(topic)
     for loss in losses:

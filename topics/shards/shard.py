@@ -8,7 +8,7 @@ watch over free space, and the timer of long-polls. All tasks live in one nurser
 import gc
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import trio
 
@@ -21,9 +21,11 @@ from topics.shards import wal
 from topics.shards.boardslot import SWEEP_S, BoardSlot, expire_all
 from topics.shards.committer import Committer
 from topics.shards.files import Files
+from topics.shards.heads import MetricsHead, read_head
 from topics.shards.metrics import Totals, collect
 from topics.shards.recovery import recover
 from topics.shards.service import Service
+from topics.shards.slices import in_slices
 from topics.shards.store import Store
 
 log = logging.getLogger(__name__)
@@ -105,8 +107,9 @@ class Shard:
 
     async def _metrics(self, call: Call, store: Store, committer: Committer) -> None:
         totals = Totals()
-        await _in_slices(totals.add_all(store))
-        rows, prefixes = int(call.head.get("topics", 0)), call.head.get("prefixes") or ()
+        await in_slices(totals.add_all(store))
+        head = read_head(call.head, MetricsHead)
+        rows, prefixes = head.topics, head.prefixes or ()
         assert self.service is not None
         call.reply(collect(store, committer, totals, self.service.reader.damaged_blocks, rows, prefixes))
 
@@ -209,7 +212,7 @@ class Shard:
         assert self.committer is not None
         work = store.begin_checkpoint()
         try:
-            await _in_slices(work.capture())
+            await in_slices(work.capture())
             await self.committer.flushed(work.needs_lsn)
             if self._poisoned.is_set():
                 work.abandon()
@@ -223,7 +226,7 @@ class Shard:
             log.warning("checkpoint put off: %s", error, exc_info=not isinstance(error, OSError))
             work.abandon()
             return
-        await _in_slices(work.install())
+        await in_slices(work.install())
         store.forget(work)
         await trio.to_thread.run_sync(work.sweep)
         gc.freeze()
@@ -253,7 +256,7 @@ class Shard:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._slot.keep_up_to_date, self.store, self.committer)
             while self._slot.max_bytes:
-                await _in_slices(expire_all(self.store.engine))
+                await in_slices(expire_all(self.store.engine))
                 await trio.sleep(SWEEP_S)
 
     async def _prepare_spares(self) -> None:
@@ -275,12 +278,3 @@ class Shard:
             await trio.sleep(IDLE_AFTER_S)
             if engine.log.last_lsn == before and before:
                 engine.go_idle()
-
-
-async def _in_slices(steps: Iterable[None]) -> None:
-    """Run steps in the loop, letting others go on every millisecond."""
-    until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
-    for _ in steps:
-        if time.perf_counter_ns() > until:
-            await trio.lowlevel.checkpoint()
-            until = time.perf_counter_ns() + limits.YIELD_AFTER_NS

@@ -6,8 +6,11 @@ grown to a multiple of what it would be anew, it is rewritten as one group in a 
 sync, rename, sync of the directory), and only then does the old one go.
 
 File: a 64-byte header (magic "TOPICSSN", version u32, 0 u32, generation u64, seed u64, 24 reserved, XXH3-64 of 0..56),
-then records: magic "TSR1", length u32, kind u32 (1 topics, 2 commit), group u32 (1, 2, 3 … of the file), XXH3-64 of the
-12 bytes before and the body with the seed u64, body (msgpack).
+then records: magic "TSR1", length u32, kind u32 (1 topics, 2 commit, 3 keys), group u32 (1, 2, 3 … of the file),
+XXH3-64 of the 12 bytes before and the body with the seed u64, body (msgpack).
+
+Idempotency keys are too many to be in the topics' entries: a group has the new ones only, and a rewrite drops those
+whose window has passed.
 
 A crash leaves at most a torn group at the end, whose WAL files are all still there. A bad record with a good one of a
 later group behind it is not that: the bad group was synced once, and what it replaced is gone. Then nothing is touched
@@ -25,7 +28,7 @@ import xxhash
 
 from topics.core.chunk import DataFile
 from topics.core.config import from_wire, to_wire
-from topics.core.idempotency import KeyWindow, Remembered
+from topics.core.idempotency import KeyWindow, drop_older
 from topics.core.loss import Hole
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
@@ -37,7 +40,7 @@ _HEADER = struct.Struct("<8sIIQQ24sQ")
 _RECORD = struct.Struct("<4sIIIQ")
 RECORD_MAGIC = b"TSR1"
 _U64 = struct.Struct("<Q")
-TOPICS, COMMIT = 1, 2
+TOPICS, COMMIT, KEYS = 1, 2, 3
 BATCH = 512  # topics in one record
 REWRITE_FACTOR = 4
 REWRITE_MIN_BYTES = 1 << 20
@@ -92,21 +95,25 @@ class SnapshotState:
         self.generation = 0
         self.commit = Commit()
         self.topics: dict[int, bytes] = {}
+        self.keys: dict[int, bytearray] = {}  # by topic id, in the order they came
         self.files: dict[int, DataFile] = {}
         self.end = 0
         self.seed = 0
         self.group = 0  # the last committed one
         self.base = 0  # where the first group ends, which holds what there was when the file was begun
 
-    def fold(self, topics: Iterable[tuple[int, bytes]], body: list[Any]) -> None:
+    def fold(self, topics: Iterable[tuple[int, bytes]], keys: Iterable[tuple[int, bytes]], body: list[Any]) -> None:
         commit = self.commit
         (
             commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell, commit.next_file_id,
             commit.now_ms, files, removed_files, removed_topics, commit.idle_lsn,
         ) = body[:10]  # fmt: skip
         self.topics.update(topics)
+        for topic_id, added in keys:
+            self.keys.setdefault(topic_id, bytearray()).extend(added)
         for topic_id in removed_topics:
             self.topics.pop(topic_id, None)
+            self.keys.pop(topic_id, None)
         for file_id, kind, path, seed, owner, size in files:
             info = DataFile(file_id, kind, path, seed, owner)
             info.size = size
@@ -117,22 +124,21 @@ class SnapshotState:
 
 def encode_topic(topic: Topic, packs_from: int) -> bytes:
     """A topic's scalars, and the deletes that its files do not show yet."""
-    keys = topic.keys.items() if topic.keys is not None else []
     return _pack(
         [
             topic.name, topic.epoch, to_wire(topic.config), topic.head_seq, topic.last_ts, topic.delete_below,
             topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
-            topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, keys, packs_from,
-            topic.unflipped().encode(),
+            topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, packs_from,
+            topic.unflipped().encode(), topic.resident_from,
         ]
     )  # fmt: skip
 
 
-def decode_topic(topic_id: int, data: bytes) -> tuple[Topic, SeqRanges]:
+def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, SeqRanges]:
     """The topic without its log (chunks come from the data files), and the deletes to lay over that."""
     (
         name, epoch, config, head_seq, last_ts, delete_below, cap_seq, ttl_seq, ranges, holes, applied_lsn, ceiling,
-        cell, last_write_ms, keys, packs_from, unflipped,
+        cell, last_write_ms, packs_from, unflipped, resident_from,
     ) = msgpack.unpackb(data, raw=False, strict_map_key=False)[:17]  # fmt: skip
     topic = Topic(topic_id, name, epoch, from_wire(config))
     topic.head_seq = head_seq
@@ -147,11 +153,11 @@ def decode_topic(topic_id: int, data: bytes) -> tuple[Topic, SeqRanges]:
     topic.ceiling = topic.reserved = ceiling
     topic.cell = cell
     topic.packs_from = packs_from
+    topic.resident_from = resident_from
     topic.last_write_ms = last_write_ms
     if keys:
         topic.keys = KeyWindow()
-        for digest, first_seq, count, ts in keys:
-            topic.keys.add(digest, Remembered(first_seq, count, ts))
+        topic.keys.load(keys)
     return topic, SeqRanges.decode(unflipped)
 
 
@@ -187,16 +193,16 @@ def decode_snapshot(data: bytes, generation: int) -> SnapshotState:
         raise BadSnapshot(_message(generation, "its header does not check"))
     state.seed = seed
     at = state.end = _HEADER.size
-    waiting: list[tuple[int, bytes]] = []
+    waiting: dict[int, list[tuple[int, bytes]]] = {TOPICS: [], KEYS: []}
     while (record := _record_at(data, at, seed)) is not None and record.group == state.group + 1:
         at = record.end
         fields = msgpack.unpackb(record.body, raw=False, strict_map_key=False)
-        if record.kind == TOPICS:
-            waiting += [(topic_id, entry) for topic_id, entry in fields]
+        if record.kind != COMMIT:
+            waiting[record.kind] += [(topic_id, entry) for topic_id, entry in fields]
         else:
-            state.fold(waiting, fields)
+            state.fold(waiting[TOPICS], waiting[KEYS], fields)
             state.group = record.group
-            waiting = []
+            waiting = {TOPICS: [], KEYS: []}
             state.end = at
             state.base = state.base or at
     if _later_group(data, at, seed, state.group + 1):
@@ -216,7 +222,7 @@ def _record_at(data: bytes, at: int, seed: int) -> _Record | None:
         return None
     magic, length, kind, group, check = _RECORD.unpack_from(data, at)
     body = data[at + _RECORD.size : at + _RECORD.size + length]
-    if magic != RECORD_MAGIC or len(body) != length or kind not in (TOPICS, COMMIT):
+    if magic != RECORD_MAGIC or len(body) != length or kind not in (TOPICS, COMMIT, KEYS):
         return None
     if _check_of(data[at + 4 : at + 16], body, seed) != check:
         return None
@@ -267,13 +273,15 @@ class SnapshotLog:
             # And the last whole one may not have been synced by the process that wrote it, but is built on from now.
             self._take_back(self._file)
 
-    def commit(self, topics: Iterable[tuple[int, bytes]], commit: Commit) -> None:
-        """Make a checkpoint durable."""
-        entries = list(topics)
+    def commit(
+        self, topics: Iterable[tuple[int, bytes]], commit: Commit, keys: Iterable[tuple[int, bytes]] = ()
+    ) -> None:
+        """Make a checkpoint durable; `keys` are the new ones."""
+        entries, keys = list(topics), list(keys)
         if self._file is None or self._end > max(REWRITE_MIN_BYTES, REWRITE_FACTOR * self._base):
-            self._rewrite(entries, commit)
+            self._rewrite(entries, keys, commit)
             return
-        parts = _records(entries, commit.pack(), self._seed, self._group + 1)
+        parts = _records(entries, keys, commit.pack(), self._seed, self._group + 1)
         self.in_doubt = True
         try:
             self._file.write_at(self._end, parts)
@@ -291,19 +299,19 @@ class SnapshotLog:
             file.truncate(self._end)
         file.sync()
 
-    def _rewrite(self, entries: list[tuple[int, bytes]], commit: Commit) -> None:
+    def _rewrite(self, entries: list[tuple[int, bytes]], keys: list[tuple[int, bytes]], commit: Commit) -> None:
         """Everything in one group, in a file of the next generation."""
         state = read_snapshot(self._files) if self._file is not None else SnapshotState()
         added = {info.id: info for info in commit.added}
         fields = msgpack.unpackb(commit.pack(), raw=False, strict_map_key=False)
-        state.fold(entries, fields)
+        state.fold(entries, keys, fields)
         whole = state.commit
         whole.added = [added.get(info.id, info) for info in state.files.values()]
         generation = self._generation + 1
         seed = int.from_bytes(os.urandom(8), "little")
         head = _HEADER.pack(MAGIC, VERSION, 0, generation, seed, bytes(24), 0)[:56]
         parts = [head + _U64.pack(xxhash.xxh3_64_intdigest(head))]
-        parts += _records(list(state.topics.items()), whole.pack(), seed, 1)
+        parts += _records(list(state.topics.items()), _open_keys(state), whole.pack(), seed, 1)
         tmp = "snapshot.tmp"
         self._files.unlink(tmp)
         file = self._files.create(tmp)
@@ -326,9 +334,23 @@ class SnapshotLog:
             self._file.close()
 
 
-def _records(entries: list[tuple[int, bytes]], commit: bytes, seed: int, group: int) -> list[bytes]:
+def _open_keys(state: SnapshotState) -> list[tuple[int, bytes]]:
+    """The keys whose window has not passed."""
+    kept = []
+    for topic_id, stored in state.keys.items():
+        config = from_wire(msgpack.unpackb(state.topics[topic_id], raw=False, strict_map_key=False)[2])
+        keys = drop_older(bytes(stored), state.commit.now_ms - config.idempotency_window_ms)
+        if keys:
+            kept.append((topic_id, keys))
+    return kept
+
+
+def _records(
+    entries: list[tuple[int, bytes]], keys: list[tuple[int, bytes]], commit: bytes, seed: int, group: int
+) -> list[bytes]:
     parts: list[bytes] = []
     bodies = [(TOPICS, _pack(entries[at : at + BATCH])) for at in range(0, len(entries), BATCH)]
+    bodies += [(KEYS, _pack(keys[at : at + BATCH])) for at in range(0, len(keys), BATCH)]
     for kind, body in [*bodies, (COMMIT, commit)]:
         head = struct.pack("<III", len(body), kind, group)
         parts += (RECORD_MAGIC + head + _U64.pack(_check_of(head, body, seed)), body)

@@ -142,6 +142,11 @@ class WalWriter:
         """The file that is being written."""
         return self._number - 1
 
+    @property
+    def end_offset(self) -> int:
+        """Where in it the next frame goes."""
+        return self._position
+
     def write(self, frames: Sequence[Frame]) -> None:
         """Write frames after one another; they are durable only after `sync`."""
         parts: list[bytes] = []

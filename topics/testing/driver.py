@@ -6,7 +6,6 @@ the disk has left and asking the model whether that is allowed.
 """
 
 import contextlib
-import json
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -18,28 +17,31 @@ from topics.core.match import TagMatch
 from topics.core.requests import Diff, decode_append, quoted
 from topics.core.tags import Pattern
 from topics.core.topic import Topic
-from topics.errors import TopicsError
 from topics.limits import Limits
-from topics.shards import datafile
+from topics.shards import datafile, wal
 from topics.shards.answers import Appending
 from topics.shards.checkpoint import Checkpoint
 from topics.shards.files import Files
 from topics.shards.recovery import recover
 from topics.shards.store import Store
+from topics.testing.comparison import Mismatch, append_body, expect, found_of, page_body, queries, settings_of
 from topics.testing.disk_monitor import MonitoredFiles, is_exempt
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
-from topics.testing.reference import Draft, Entry, Page, Query, ReferenceShard, ReferenceTopic, Settings
+from topics.testing.reference import Draft, Entry, Found, Page, Query, ReferenceShard, ReferenceTopic, Settings
 
 SMALL = Limits(segment_events=8, segment_bytes=4096)
 
 
-class Mismatch(AssertionError):
-    """The engine and the model disagree."""
+_END = object()
 
 
 class Poisoned(Exception):
     """The log failed: this process takes no more writes and is to be restarted."""
+
+
+class FailedStart(Exception):
+    """A recovery could not read or write what it had to: this process ends."""
 
 
 class Answer:
@@ -47,7 +49,7 @@ class Answer:
 
     def __init__(self) -> None:
         self.result: Any = None
-        self.error: TopicsError | None = None
+        self.error: Exception | None = None
         self.given = False
 
     def done(self, result: Any) -> None:
@@ -73,12 +75,16 @@ class Driver:
         self.clock = clock or FakeClock()
         self.model = ReferenceShard()
         self.work: Checkpoint | None = None
+        self.abandoned = 0  # checkpoints
         self._bounds = bounds
         self._wal_file_bytes = wal_file_bytes
         self._monitored = monitored
         self._now_ms = 0
         self._lsn_of: list[int] = []  # of each entry of the model's log
         self._waiting: list[tuple[Answer, Entry, int]] = []
+        self._captured: list[Entry] = []
+        self._gated: set[int] = set()  # lsns of what may be acked only when it is synced
+        self._monitor: MonitoredFiles | None = None
         self._excused: set[str] = set()  # files the monitor need not watch: abandoned, or only their flags unsynced
         self._epoch = 0  # the highest that anybody has seen
         self.store: Store  # from `start` on
@@ -89,9 +95,14 @@ class Driver:
 
     def _recover(self) -> Store:
         files: Files = self.disk
+        self._monitor = None
         if self._monitored:
-            files = MonitoredFiles(self.disk, exempt=lambda path: is_exempt(path) or path in self._excused)
-        return recover(files, self.clock, self._bounds, wal_file_bytes=self._wal_file_bytes)
+            exempt = lambda path: is_exempt(path) or path in self._excused  # noqa: E731
+            files = self._monitor = MonitoredFiles(self.disk, exempt=exempt)
+        try:
+            return recover(files, self.clock, self._bounds, wal_file_bytes=self._wal_file_bytes)
+        except OSError as error:
+            raise FailedStart(str(error)) from error
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -124,15 +135,18 @@ class Driver:
         self, name: str, drafts: list[Draft], *, key: str | None = None, config: dict[str, Any] | None = None
     ) -> Answer:
         answer, now = Answer(), self.now()
-        request = decode_append(_append_body(drafts, key, config), name, Limits())
+        request = decode_append(append_body(drafts, key, config), name, Limits())
         topic, before = self.model.topics.get(name), self.store.engine.log.last_lsn
         if topic is not None:
             topic.expire(now)
         known = name in self.store.engine.state.topics
         remembered = topic.find_key(key, now) if topic is not None and key is not None else None
+        resident = known and self.store.engine.state.topics[name].config.durability == "ephemeral"
         self.store.engine.append(name, request, answer.done, answer.fail)
         if remembered is not None:
             expect((answer.result.first_seq, answer.result.records, answer.result.deduped), (*remembered[:2], True))
+        elif resident:
+            self._enter(self.model.append(name, drafts, now, key, resident=True), answer, before)
         elif self.store.engine.log.last_lsn == before:
             expect(answer.given, False)  # a retry that waits for its original
         elif not known:
@@ -159,7 +173,8 @@ class Driver:
         self.store.engine.delete_records(topic, below, ranges, answer.done, answer.fail)
         seqs = expected.select(before_seq, match) if match is not None else None
         count = None if self._waiting else len(expected.select(before_seq, match))
-        self._enter(self.model.delete(name, before_seq, seqs, now), answer, before)
+        resident = topic.config.durability == "ephemeral"
+        self._enter(self.model.delete(name, before_seq, seqs, now, resident=resident), answer, before)
         if count is not None and answer.given:
             expect(answer.result, count)
         return answer
@@ -186,10 +201,15 @@ class Driver:
         return topic.settings if topic is not None else None
 
     def _enter(self, entry: Entry, answer: Answer, before_lsn: int) -> None:
-        assert self.store.engine.log.last_lsn > before_lsn, "accepted, but not logged"
+        assert (self.store.engine.log.last_lsn > before_lsn) is not entry.resident, "accepted, but not logged"
         self._lsn_of.append(self.store.engine.log.last_lsn)
         self._waiting.append((answer, entry, self.store.engine.log.last_lsn))
+        if entry.is_control or self._is_fsync(entry.topic):
+            self._gated.add(self.store.engine.log.last_lsn)
         self._settle()
+
+    def _is_fsync(self, name: str) -> bool:
+        return self.store.engine.state.topics[name].config.durability == "fsync"
 
     def _settle(self) -> None:
         """Fold what has been answered into the model, in the order of the log."""
@@ -199,11 +219,19 @@ class Driver:
                 still.append((answer, entry, lsn))
                 continue
             assert answer.error is None, answer.error
+            self._check_durable(lsn)
             entry.change(self.model.topics)
             result = answer.result
             if isinstance(result, Appending):
                 self.model.note_ack(entry.topic, result.first_seq + result.records - 1)
         self._waiting = still
+
+    def _check_durable(self, lsn: int) -> None:
+        """No ack before its sync, if it has to wait for one."""
+        if lsn in self._gated:
+            self._gated.discard(lsn)
+            if self._monitor is not None:
+                self._monitor.check_acked(lsn)
 
     # --- the log --------------------------------------------------------------------------------------------------
 
@@ -213,7 +241,14 @@ class Driver:
         if frames:
             with self._poisoning():
                 self.store.write_group(frames)
+            self._note_written(frames[0].lsn, frames[-1].lsn)
             self.model.written = self._entries_up_to(frames[-1].lsn)
+
+    def _note_written(self, first_lsn: int, last_lsn: int) -> None:
+        path, end = wal.file_path(self.store.writer.number), self.store.writer.end_offset
+        for lsn in self._gated:
+            if self._monitor is not None and first_lsn <= lsn <= last_lsn:
+                self._monitor.note_write(lsn, path, end)
 
     @contextlib.contextmanager
     def _poisoning(self) -> Iterator[None]:
@@ -240,10 +275,12 @@ class Driver:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, between: Callable[[], None] = lambda: None) -> None:
+        """One checkpoint; `between` is done after each of its stages."""
         try:
             for step in self.checkpoint_steps():
                 step()
+                between()
         except OSError as error:
             assert self.work is not None
             if self.work.committing:
@@ -253,20 +290,32 @@ class Driver:
                 self._excused |= {info.path, datafile.index_path(info.path)}
             self.work.abandon()
             self.work = None
+            self.abandoned += 1
 
     def checkpoint_steps(self) -> Iterator[Callable[[], None]]:
         """The stages of one checkpoint; anything may happen between two of them."""
         work = self.work = self.store.begin_checkpoint()
-        yield lambda: _exhaust(work.capture())
+        self._captured = []
+        yield from self._capture_stages(work)
         yield self._catch_up
         yield lambda: self._write(work)
-        yield lambda: _exhaust(work.install())
+        yield from _each(work.install())
         yield lambda: self.store.forget(work)
         yield work.sweep
         self.work = None
 
+    def _capture_stages(self, work: Checkpoint) -> Iterator[Callable[[], None]]:
+        for stage in _each(work.capture()):
+            yield stage
+            if work.captures:  # what it has of its last topic is stored if this checkpoint is
+                waiting = [entry for _, entry, _ in self._waiting]
+                name = work.captures[-1].topic.name
+                self._captured += [e for e in self.model.log if e.topic == name and e not in waiting]
+
     def _write(self, work: Checkpoint) -> None:
         work.write()
+        for entry in self._captured:
+            entry.stored = True
         self._excused |= {flip.chunk.file.path for flip in work.flips if not flip.done and flip.chunk.file is not None}
 
     def _catch_up(self) -> None:
@@ -311,6 +360,7 @@ class Driver:
         )
         twin._now_ms, twin._epoch = self._now_ms, self._epoch
         twin._lsn_of = list(self._lsn_of)
+        twin._excused = set(self._excused)
         return twin
 
     def survive(self, disk: FaultyFiles, *, power_loss: bool) -> None:
@@ -320,20 +370,21 @@ class Driver:
         self.adopt(power_loss=power_loss)
 
     def adopt(self, *, power_loss: bool) -> None:
-        heads = {t.name: (t.head_seq, t.epoch) for t in self.store.engine.state.by_id.values()}
+        found = {topic.name: found_of(topic) for topic in self.store.engine.state.by_id.values()}
         least = self.model.durable if power_loss else max(self.model.durable, self.model.written)
         problems = []
         log = list(self.model.log)
         for length in range(len(log), least - 1, -1):
-            wrong = self._try(length, heads, power_loss=power_loss)
+            wrong = self._try(length, found, power_loss=power_loss)
             if wrong is None:
                 self._lsn_of = [0] * len(self.model.log)
                 self._waiting = []
+                self._gated = set()
                 return
             problems.append(f"{length} of {len(log)} entries: {wrong}")
         raise Mismatch("no prefix of the log explains what was recovered:\n" + "\n".join(problems))
 
-    def _try(self, length: int, heads: dict[str, tuple[int, int]], *, power_loss: bool) -> str | None:
+    def _try(self, length: int, found: dict[str, Found], *, power_loss: bool) -> str | None:
         before = (
             list(self.model.log),
             dict(self.model.topics),
@@ -341,7 +392,7 @@ class Driver:
             self.model.durable,
             self.model.written,
         )
-        wrong = self.model.recover(length, heads, power_loss=power_loss)
+        wrong = self.model.recover(length, found, power_loss=power_loss)
         if wrong is None:
             try:
                 self.check_all()
@@ -364,14 +415,14 @@ class Driver:
             self._epoch = max(self._epoch, topic.epoch)
             topic.expire(self.now())
             self._check_topic(self.topic(name), topic)
-            for query in _queries(topic, rng):
+            for query in queries(topic, rng):
                 self._check_page(name, query, topic)
             self._check_walk(name, topic, rng.choice((1, 3, 64)))
 
     def _check_topic(self, topic: Topic, expected: ReferenceTopic) -> None:
         for field in ("head_seq", "earliest_seq", "evict_floor", "count", "bytes", "epoch"):
             expect(getattr(topic, field), getattr(expected, field), f"{topic.name}.{field}")
-        expect(_settings(topic), expected.settings, f"{topic.name}.config")
+        expect(settings_of(topic), expected.settings, f"{topic.name}.config")
         for key in expected.keys:
             found = (
                 topic.keys.find(digest_key(key), self.now(), topic.config.idempotency_window_ms) if topic.keys else None
@@ -381,7 +432,7 @@ class Driver:
 
     def _check_page(self, name: str, query: Query, topic: ReferenceTopic) -> Page:
         page = topic.page(query)
-        expect(self.page(name, query), _page_body(name, page), f"{name} {query}")
+        expect(self.page(name, query), page_body(name, page), f"{name} {query}")
         return page
 
     def _check_walk(self, name: str, topic: ReferenceTopic, limit: int) -> None:
@@ -413,67 +464,13 @@ class Driver:
         return b"".join(replies.difference(name, plan, pieces))
 
 
-def _settings(topic: Topic) -> Settings:
-    config = topic.config
-    return Settings(
-        config.durability, config.ttl_ms, config.cap_records, config.cap_bytes, config.discard,
-        config.idempotency_window_ms,
-    )  # fmt: skip
+def _each(steps: Iterator[None]) -> Iterator[Callable[[], None]]:
+    """Every single step of a generator as a stage."""
+    going = True
 
+    def advance() -> None:
+        nonlocal going
+        going = next(steps, _END) is not _END
 
-def _queries(topic: ReferenceTopic, rng: random.Random) -> Iterator[Query]:
-    head = topic.head_seq
-    cursors = {
-        0,
-        head,
-        head + 1,
-        topic.earliest_seq - 1,
-        topic.evict_floor - 1,
-        *(rng.randint(0, head + 1) for _ in range(3)),
-    }
-    for from_seq in sorted(cursor for cursor in cursors if cursor >= 0):
-        yield Query(
-            from_seq=from_seq, limit=rng.choice((1, 2, 5, 256)), batch_bytes=rng.choice((1, 150, 1000, 1 << 20)),
-            nodes=frozenset(rng.sample(("n1", "n2", "näh"), rng.randint(0, 2))),
-            tags=rng.random() < 0.5, data=rng.random() < 0.7, meta=rng.random() < 0.7,
-        )  # fmt: skip
-
-
-def _page_body(name: str, page: Page) -> bytes:
-    gap = b"null"
-    if page.tombstone is not None:
-        first, last, reason, missed = page.tombstone
-        gap = b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}' % (
-            first, last, reason.encode(), missed, page.earliest_seq, page.head_seq,
-        )  # fmt: skip
-    return (
-        b'{"topic":"%b","records":[%b],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'
-        % (
-            name.encode(), b",".join(page.texts), page.next_from_seq, page.head_seq, page.earliest_seq,
-            b"true" if page.next_from_seq == page.head_seq else b"false", gap, page.head_seq - page.next_from_seq,
-        )
-    )  # fmt: skip
-
-
-def _append_body(drafts: list[Draft], key: str | None, config: dict[str, Any] | None) -> bytes:
-    parts = []
-    for draft in drafts:
-        fields = [b'"data":' + draft.data]
-        fields += [b'"tag":' + quoted(draft.tag)] if draft.tag is not None else []
-        fields += [b'"node":' + quoted(draft.node)] if draft.node is not None else []
-        fields += [b'"meta":' + draft.meta] if draft.meta else []
-        parts.append(b"{" + b",".join(fields) + b"}")
-    body = b'{"records":[' + b",".join(parts) + b"]"
-    body += b',"idempotency_key":' + quoted(key) if key is not None else b""
-    body += b',"config":' + json.dumps(config).encode() if config is not None else b""
-    return body + b"}"
-
-
-def _exhaust(steps: Iterator[None]) -> None:
-    for _ in steps:
-        pass
-
-
-def expect(actual: object, expected: object, what: str = "") -> None:
-    if actual != expected:
-        raise Mismatch(f"{what}\n  is       {actual!r}\n  expected {expected!r}")
+    while going:
+        yield advance

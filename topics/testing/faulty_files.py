@@ -18,8 +18,9 @@ What a crash leaves (`FaultyFiles.crash`):
 
 What a kill leaves is as unsynced as before: a power loss after it may still take it. Every choice comes from the seeds
 handed in: the same calls and seeds give the same disk. Mutating calls are counted in `calls` from 0 and described in
-`trace`: `trace[n]` is the call that `fail_at(n)` or `crash_at(n)` hits. A lock makes them atomic, so that threads may
-share the disk as they share the real one. Directories cannot be renamed.
+`trace`: `trace[n]` is the call that `fail_at(n)` or `crash_at(n)` hits. Opening and reading is counted apart
+in `reads`, for `fail_read_at`. A lock makes calls atomic, so that threads may share the disk as they share the real
+one. Directories cannot be renamed.
 """
 
 import contextlib
@@ -28,11 +29,10 @@ import errno
 import random
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 from topics.shards.files import Buffer
+from topics.testing.faulty_nodes import FileNode, Names
 
-SECTOR_BYTES = 512
 CELL_BYTES = 8
 UNLIMITED_BYTES = 1 << 40
 
@@ -43,257 +43,15 @@ class SimulatedCrash(BaseException):
     """The process is gone. Not an Exception, so that no handler of the code under test survives its own death."""
 
 
-class _Change(NamedTuple):
-    """Bytes laid down at `start`, and the size the file then has; a truncation lays zeros over what it cuts off."""
-
-    start: int
-    data: bytes
-    size_after: int
-
-    def end(self) -> int:
-        return self.start + len(self.data)
-
-    def apply(self, image: bytearray) -> None:
-        _resize(image, max(len(image), self.end()))
-        image[self.start : self.end()] = self.data
-        _resize(image, self.size_after)
-
-    def apply_sector(self, image: bytearray, sector: int) -> None:
-        low, high = max(self.start, sector * SECTOR_BYTES), min(self.end(), (sector + 1) * SECTOR_BYTES)
-        image[low:high] = self.data[low - self.start : high - self.start]
-
-    def sectors(self) -> range:
-        return range(self.start // SECTOR_BYTES, -(-self.end() // SECTOR_BYTES)) if self.data else range(0)
-
-
-class _FileNode:
-    """A file's bytes: as programs see them, as the disk surely has them, and the changes not synced yet."""
-
-    def __init__(self) -> None:
-        self.data = bytearray()
-        self.durable = bytearray()
-        self.shared = False  # with a clone or each other: to be copied before the next change
-        self.changes: list[_Change] = []
-
-    def __deepcopy__(self, memo: dict[int, object]) -> "_FileNode":
-        twin = _FileNode()
-        twin.data, twin.durable, twin.changes = self.data, self.durable, self.changes.copy()
-        twin.shared = self.shared = True
-        return twin
-
-    def write(self, offset: int, data: bytes) -> None:
-        self._change(_Change(offset, data, max(len(self.data), offset + len(data))))
-
-    def truncate(self, size: int) -> None:
-        self._change(_Change(size, bytes(max(0, len(self.data) - size)), size))
-
-    def _change(self, change: _Change) -> None:
-        self._own()
-        change.apply(self.data)
-        self.changes.append(change)
-
-    def _own(self) -> None:
-        if self.shared:
-            self.data, self.durable, self.shared = bytearray(self.data), bytearray(self.durable), False
-
-    def sync(self) -> None:
-        self._own()
-        for change in self.changes:
-            change.apply(self.durable)
-        self.changes.clear()
-
-    def sync_partly(self, rng: random.Random) -> None:
-        """A failed sync: some of it is on disk, the rest now counts as clean and will never be (fsyncgate)."""
-        if self.changes:
-            self.durable = self._image_on_disk(rng)
-            self.changes.clear()
-
-    def lose_power(self, rng: random.Random) -> None:
-        """Become what the disk holds."""
-        self.sync_partly(rng)
-        self.data, self.shared = self.durable, True
-
-    def _image_on_disk(self, rng: random.Random) -> bytearray:
-        sizes = [len(self.durable), *(change.size_after for change in self.changes)]
-        landed = rng.choice((0, len(self.changes), rng.randint(0, len(self.changes))))
-        image = bytearray(self.durable)
-        _resize(image, max(len(image), *(change.end() for change in self.changes)))
-        self._land_sectors(rng, image, landed)
-        low, high = sizes[landed] // SECTOR_BYTES + 1, sizes[min(landed + 1, len(self.changes))] // SECTOR_BYTES
-        partly_extended = low <= high and rng.random() < 0.5
-        _resize(image, rng.randint(low, high) * SECTOR_BYTES if partly_extended else sizes[landed])
-        return image
-
-    def _land_sectors(self, rng: random.Random, image: bytearray, sizes_landed: int) -> None:
-        # The cache holds a sector's latest bytes: whichever change of it landed last brought the earlier ones along.
-        # A truncation whose size landed took the blocks behind it: nothing older is ever seen there again.
-        last_cut = max((n for n, c in enumerate(self.changes[:sizes_landed]) if c.size_after < c.end()), default=-1)
-        lands = _choose_landing(rng, len(image) // SECTOR_BYTES)
-        stale: set[int] = set()  # sectors of which a change never reached the disk
-        for number, change in enumerate(self.changes):
-            for sector in change.sectors():
-                if number <= last_cut or (sector not in stale and lands(sector)):
-                    change.apply_sector(image, sector)
-                else:
-                    stale.add(sector)
-
-
-def _resize(image: bytearray, size: int) -> None:
-    del image[size:]
-    image.extend(bytes(size - len(image)))
-
-
-def _choose_landing(rng: random.Random, sectors: int) -> Callable[[int], bool]:
-    """Which sectors reach the disk: none, all, the first ones, the last ones, or each by the toss of a coin."""
-    cut = rng.randint(0, sectors)
-    chance = rng.choice((0.0, 0.1, 0.5, 0.9, 1.0))
-    return rng.choice((lambda sector: sector < cut, lambda sector: sector >= cut, lambda _: rng.random() < chance))
-
-
-class _Directory:
-    """A name that other names may stand below; its entries are the paths that begin with it."""
-
-
-_Node = _FileNode | _Directory
-
-# One atomic change of names; None removes a name. It is durable once the directory of its last name is synced.
-_Edits = tuple[tuple[str, _Node | None], ...]
-
-
-def _edit(names: dict[str, _Node], edits: _Edits) -> None:
-    for path, node in edits:
-        if node is None:
-            names.pop(path, None)
-        else:
-            names[path] = node
-
-
-def _clean(path: str) -> str:
-    parts = [part for part in path.split("/") if part not in ("", ".")]
-    if ".." in parts or path.startswith("/"):
-        raise ValueError(f"not a path below the root: {path}")
-    return "/".join(parts)
-
-
-def _parent(path: str) -> str:
-    return path.rpartition("/")[0]
-
-
-class _Names:
-    """The names of a disk: as programs see them, as the disk surely has them, and the changes not synced yet."""
-
-    def __init__(self) -> None:
-        self.visible: dict[str, _Node] = {"": _Directory()}
-        self.durable = dict(self.visible)
-        self.pending: list[_Edits] = []
-
-    def find(self, path: str) -> _Node | None:
-        return self.visible.get(_clean(path))
-
-    def file(self, path: str) -> _FileNode:
-        node = self.find(path)
-        if isinstance(node, _FileNode):
-            return node
-        raise OSError(errno.ENOENT if node is None else errno.EISDIR, path)
-
-    def directory(self, path: str) -> str:
-        """Its clean path."""
-        node = self.find(path)
-        if isinstance(node, _Directory):
-            return _clean(path)
-        raise OSError(errno.ENOENT if node is None else errno.ENOTDIR, path)
-
-    def entries(self, path: str) -> list[str]:
-        directory = self.directory(path)
-        return sorted(name.rpartition("/")[2] for name in self.visible if name and _parent(name) == directory)
-
-    def create(self, path: str, node: _Node) -> None:
-        self.directory(_parent(_clean(path)))
-        if self.find(path) is not None:
-            raise OSError(errno.EEXIST, path)
-        self._change((_clean(path), node))
-
-    def make_dir(self, path: str) -> None:
-        path = _clean(path)
-        node = self.find(path)
-        if isinstance(node, _FileNode):
-            raise OSError(errno.EEXIST, path)
-        if node is None:
-            self.make_dir(_parent(path))
-            self._change((path, _Directory()))
-
-    def unlink(self, path: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self.file(path)
-            self._change((_clean(path), None))
-
-    def remove_dir(self, path: str) -> None:
-        if self.entries(path) or not _clean(path):
-            raise OSError(errno.ENOTEMPTY, path)
-        below = [name for name in self.durable if name.startswith(f"{_clean(path)}/")]
-        self._change(*((name, None) for name in (*below, _clean(path))))
-
-    def rename(self, old: str, new: str) -> None:
-        node, replaced = self.file(old), self.find(new)
-        self.directory(_parent(_clean(new)))
-        if isinstance(replaced, _Directory):
-            raise OSError(errno.EISDIR, new)
-        if replaced is not node:
-            self._change((_clean(old), None), (_clean(new), node))
-
-    def _change(self, *edits: tuple[str, _Node | None]) -> None:
-        _edit(self.visible, edits)
-        self.pending.append(edits)
-
-    def sync_dir(self, path: str) -> None:
-        directory = self.directory(path)
-        self._settle(lambda home: home == directory)
-
-    def sync_dir_partly(self, path: str, rng: random.Random) -> None:
-        """A failed sync: some of the changes are durable now, the others will never be."""
-        self._settle(lambda home: home == _clean(path) and rng.random() < 0.5)
-        self.pending = [edits for edits in self.pending if _parent(edits[-1][0]) != _clean(path)]
-
-    def _settle(self, lands: Callable[[str], bool], *, ordered: bool = False) -> None:
-        """Make durable the changes that land, and the earlier ones of the same names (`ordered`: directories)."""
-        forced: set[str] = set()
-        landed: list[_Edits] = []
-        others: list[_Edits] = []
-        for edits in reversed(self.pending):
-            touched = {_parent(path) if ordered else path for path, _ in edits}
-            settled = lands(_parent(edits[-1][0])) or not forced.isdisjoint(touched)
-            forced |= touched if settled else set()
-            (landed if settled else others).append(edits)
-        for edits in reversed(landed):
-            _edit(self.durable, edits)
-        self.pending = others[::-1]
-
-    def lose_power(self, rng: random.Random, ordered: bool) -> None:
-        """Become what the disk holds; a name below a lost directory is lost with it."""
-        chance = rng.choice((0.0, 0.2, 0.5, 0.8, 1.0))
-        self._settle(lambda _: rng.random() < chance, ordered=ordered)
-        self.pending.clear()
-        self.visible = {}
-        for path, node in sorted(self.durable.items()):  # a directory comes before what is below it
-            if not path or isinstance(self.visible.get(_parent(path)), _Directory):
-                self.visible[path] = node
-                if isinstance(node, _FileNode):
-                    node.lose_power(rng)
-        self.durable = self.visible.copy()
-
-    def used_bytes(self) -> int:
-        return sum(len(node.data) for node in self.visible.values() if isinstance(node, _FileNode))
-
-
 class _Handle:
     """What an open file and a mapped register share: a node that outlives its name, until closed."""
 
-    def __init__(self, files: "FaultyFiles", node: _FileNode, path: str) -> None:
+    def __init__(self, files: "FaultyFiles", node: FileNode, path: str) -> None:
         self._files = files
-        self._open_node: _FileNode | None = node
+        self._open_node: FileNode | None = node
         self._path = path  # as opened; only for the trace
 
-    def _node(self) -> _FileNode:
+    def _node(self) -> FileNode:
         self._files.check_alive()
         if self._open_node is None:
             raise OSError(errno.EBADF, self._path)
@@ -310,10 +68,11 @@ class FaultyFile(_Handle):
             self._files.write(self._node(), offset, data, self._path)
 
     def read_at(self, offset: int, size: int) -> bytes:
+        self._files.note_read(f"read_at {self._path} @{offset} +{size}")
         return bytes(self._node().data[offset : offset + size])
 
     def read_cached(self, offset: int, size: int) -> bytes | None:
-        data = self.read_at(offset, size)
+        data = bytes(self._node().data[offset : offset + size])
         return data if len(data) == size and not self._files.is_cold() else None
 
     def sync(self) -> None:
@@ -356,10 +115,13 @@ class FaultyFiles:
         self._fault_rng = random.Random(seed)
         self._cold_rng = random.Random(seed)  # apart, so that a read does not change what a fault does
         self._cold_reads = cold_reads
-        self._names = _Names()
+        self._names = Names()
         self._capacity_bytes: int | None = None
         self._boot = 1
         self._failures: dict[int, int] = {}
+        self.reads = 0
+        self.failed_reads: list[str] = []
+        self._read_failures: dict[int, int] = {}
         self._crash_index: int | None = None
         self._dead = False
         self._lock = threading.RLock()
@@ -367,6 +129,10 @@ class FaultyFiles:
     def fail_at(self, call_index: int, error: int = errno.EIO) -> None:
         """That mutating call raises OSError(error); a write leaves any prefix, a sync leaves its bytes in doubt."""
         self._failures[call_index] = error
+
+    def fail_read_at(self, read_index: int, error: int = errno.EIO) -> None:
+        """That `open` or `read_at`, which are counted apart in `reads`, raises OSError(error)."""
+        self._read_failures[read_index] = error
 
     def crash_at(self, call_index: int) -> None:
         """That mutating call raises SimulatedCrash, before, after or (a write) amid its effect; all later calls do."""
@@ -394,11 +160,11 @@ class FaultyFiles:
         return twin
 
     def open(self, path: str) -> FaultyFile:
-        self.check_alive()
+        self.note_read(f"open {path}")
         return FaultyFile(self, self._names.file(path), path)
 
     def create(self, path: str) -> FaultyFile:
-        node = _FileNode()
+        node = FileNode()
         self._call(f"create {path}", lambda: self._names.create(path, node))
         return FaultyFile(self, node, path)
 
@@ -443,20 +209,29 @@ class FaultyFiles:
         if self._dead:
             raise SimulatedCrash("this process has crashed")
 
+    def note_read(self, text: str) -> None:
+        """One call that changes nothing: count it, then let it happen or fail."""
+        with self._lock:
+            self.check_alive()
+            index, self.reads = self.reads, self.reads + 1
+            if index in self._read_failures:
+                self.failed_reads.append(text)
+                raise OSError(self._read_failures[index], text)
+
     def is_cold(self) -> bool:
         return self._cold_reads and self._cold_rng.random() < 0.5
 
-    def write(self, node: _FileNode, offset: int, data: bytes, path: str) -> None:
+    def write(self, node: FileNode, offset: int, data: bytes, path: str) -> None:
         def tear() -> None:
             self._write(node, offset, data[: self._fault_rng.choice((0, self._fault_rng.randint(0, len(data))))])
 
         text = f"write_at {path} @{offset} +{len(data)}"
         self._call(text, lambda: self._write(node, offset, data), failed=tear, torn=tear)
 
-    def sync(self, node: _FileNode, path: str) -> None:
+    def sync(self, node: FileNode, path: str) -> None:
         self._call(f"sync {path}", node.sync, failed=lambda: node.sync_partly(self._fault_rng))
 
-    def resize(self, node: _FileNode, size: int, text: str) -> None:
+    def resize(self, node: FileNode, size: int, text: str) -> None:
         self._call(text, lambda: self._resize(node, size))
 
     def _call(self, text: str, effect: _Effect, failed: _Effect = lambda: None, torn: _Effect = lambda: None) -> None:
@@ -477,24 +252,24 @@ class FaultyFiles:
                 raise OSError(self._failures[index], text)
             effect()
 
-    def _write(self, node: _FileNode, offset: int, data: bytes) -> None:
+    def _write(self, node: FileNode, offset: int, data: bytes) -> None:
         missing = self._missing_bytes(node, offset + len(data))
         if missing < len(data):
             node.write(offset, data[: len(data) - missing])
         if missing:
             raise OSError(errno.ENOSPC, "the rest of a write finds no room")
 
-    def _resize(self, node: _FileNode, size: int) -> None:
+    def _resize(self, node: FileNode, size: int) -> None:
         if self._missing_bytes(node, size):
             raise OSError(errno.ENOSPC, "a longer file finds no room")
         node.truncate(size)
 
-    def _missing_bytes(self, node: _FileNode, size: int) -> int:
+    def _missing_bytes(self, node: FileNode, size: int) -> int:
         growth = size - len(node.data)
         return max(0, growth - self.free_bytes()) if growth > 0 else 0
 
     def _map(self, path: str, capacity: int) -> None:
         if self._names.find(path) is None:
-            self._names.create(path, _FileNode())
+            self._names.create(path, FileNode())
         node = self._names.file(path)
         self._resize(node, max(capacity, len(node.data) // CELL_BYTES, 1) * CELL_BYTES)

@@ -10,6 +10,9 @@ holds at least what was durable, plus, for each topic, what its durability class
 | disk   | the head stays at or above the acked one, and the range in between is a hole with reason "crash"     |
 | memory | as disk after a killed process; after a power loss the head may go back, and then the epoch changes  |
 
+An `ephemeral` topic comes back empty, every record it had is told as lost, and after a power loss its epoch changes.
+One that has left that class keeps what it had from before; what came in between is lost unless a checkpoint has it.
+
 A hole appears only where records were lost; only a power loss may report one on a `disk` topic that lost nothing,
 because nothing is left that could tell.
 """
@@ -112,6 +115,12 @@ class ReferenceTopic:
         self.evicted: dict[int, str] = {}  # seq -> cap | ttl
         self.holes: dict[int, str] = {}  # seq -> reason
         self.keys: dict[str, tuple[int, int, int]] = {}  # key -> first seq, count, ts
+        self.resident_from = 1 if self.is_resident else 0  # while `ephemeral`, and since it last was
+        self.left: tuple[int, int] | None = None  # records from when it last was, if the update before ended that
+
+    @property
+    def is_resident(self) -> bool:
+        return self.settings.durability == "ephemeral"
 
     # --- what is reported -----------------------------------------------------------------------------------------
 
@@ -155,9 +164,19 @@ class ReferenceTopic:
 
     def update(self, settings: Settings, ts: int) -> None:
         self.expire(ts)  # what had expired by then stays gone, whatever the new ttl is
-        self.settings = settings
+        was_resident, self.settings = self.is_resident, settings
         self.expire(ts)
         self._enforce_caps()
+        resident = [seq for seq in self.live if seq >= self.resident_from]
+        self.left = (resident[0], resident[-1]) if resident and was_resident and not self.is_resident else None
+        if self.is_resident and not was_resident:
+            self.resident_from = self.head_seq + 1
+
+    def forget_resident(self) -> None:
+        """A crash took what came while it was `ephemeral`."""
+        if self.left is not None:
+            self.lose(*self.left, "crash")
+        self.keys = {key: known for key, known in self.keys.items() if known[0] < self.resident_from}
 
     def delete(self, seqs: Iterable[int], ts: int) -> int:
         self.expire(ts)
@@ -232,12 +251,31 @@ class ReferenceTopic:
         return taken
 
 
-class Entry(NamedTuple):
+class Found(NamedTuple):
+    """A topic as it was recovered."""
+
+    head_seq: int
+    epoch: int
+    records: int
+    evicted: frozenset[int]
+    holes: dict[int, str]
+
+
+@dataclasses.dataclass
+class Entry:
     """One event of the log: `change` folds it into the topics."""
 
     what: str
     topic: str
     change: "Callable[[Topics], None]"
+    resident: bool = False  # never logged
+    stored: bool = False  # it ended an `ephemeral` time, and a checkpoint has stored what came in that
+    lost: bool = False  # as before, and a crash took that
+
+    @property
+    def is_control(self) -> bool:
+        """Whether it makes, changes or removes its topic, which is acked only when it is durable."""
+        return self.what.startswith(("create", "update", "remove"))
 
 
 Topics = dict[str, ReferenceTopic]
@@ -255,8 +293,11 @@ class ReferenceShard:
 
     def fold(self, length: int) -> Topics:
         topics: Topics = {}
-        for entry in self.log[:length]:
-            entry.change(topics)
+        for index, entry in enumerate(self.log):
+            if index < length or entry.resident:  # the register has heard of the latter
+                entry.change(topics)
+                if entry.lost:
+                    topics[entry.topic].forget_resident()
         return topics
 
     def note_ack(self, name: str, last_seq: int) -> None:
@@ -272,8 +313,9 @@ class ReferenceShard:
 
         return self._log("create", name, change)
 
-    def append(self, name: str, drafts: list[Draft], ts: int, key: str | None) -> Entry:
-        return self._log(f"append {len(drafts)}", name, lambda topics: topics[name].append(drafts, ts, key))
+    def append(self, name: str, drafts: list[Draft], ts: int, key: str | None, *, resident: bool = False) -> Entry:
+        change = lambda topics: topics[name].append(drafts, ts, key)  # noqa: E731
+        return self._log(f"append {len(drafts)}", name, change, resident=resident)
 
     def create_and_append(
         self, name: str, epoch: int, settings: Settings, drafts: list[Draft], ts: int, key: str | None
@@ -286,14 +328,16 @@ class ReferenceShard:
 
         return self._log("create and append", name, change)
 
-    def delete(self, name: str, before_seq: int | None, seqs: list[int] | None, ts: int) -> Entry:
+    def delete(
+        self, name: str, before_seq: int | None, seqs: list[int] | None, ts: int, *, resident: bool = False
+    ) -> Entry:
         """`seqs` are what a match was resolved to; without them everything below `before_seq` goes."""
 
         def change(topics: Topics) -> None:
             topic = topics[name]
             topic.delete(seqs if seqs is not None else topic.select(before_seq, None), ts)
 
-        return self._log("delete", name, change)
+        return self._log("delete", name, change, resident=resident)
 
     def update(self, name: str, settings: Settings, ts: int) -> Entry:
         return self._log("update", name, lambda topics: topics[name].update(settings, ts))
@@ -311,27 +355,30 @@ class ReferenceShard:
 
         return self._log("lose", name, change)
 
-    def _log(self, what: str, name: str, change: "Callable[[Topics], None]") -> Entry:
-        entry = Entry(what, name, change)
+    def _log(self, what: str, name: str, change: "Callable[[Topics], None]", *, resident: bool = False) -> Entry:
+        entry = Entry(what, name, change, resident)
         self.log.append(entry)
         return entry
 
     # --- crashes --------------------------------------------------------------------------------------------------
 
-    def recover(self, length: int, heads: Mapping[str, tuple[int, int]], *, power_loss: bool) -> str | None:
-        """Go on from a crash that left `length` entries and these (head, epoch). What is wrong with that, or None."""
-        folded = self.fold(length)
-        if folded.keys() != heads.keys():
-            return f"topics {sorted(heads)} instead of {sorted(folded)}"
+    def recover(self, length: int, found: Mapping[str, Found], *, power_loss: bool) -> str | None:
+        """Go on from a crash that left `length` entries and these topics. What is wrong with that, or None."""
+        self.log = [dataclasses.replace(entry) for n, entry in enumerate(self.log) if n < length or entry.resident]
+        self._note_lost(found)
+        folded = self.fold(len(self.log))
+        if folded.keys() != found.keys():
+            return f"topics {sorted(found)} instead of {sorted(folded)}"
         for name, topic in folded.items():
-            head_seq, epoch = heads[name]
-            wrong = self._check_topic(topic, head_seq, epoch, power_loss=power_loss)
+            check = self._check_resident if topic.is_resident else self._check_topic
+            wrong = check(topic, found[name], power_loss=power_loss)
             if wrong is not None:
                 return f"{name}: {wrong}"
-        del self.log[length:]
         for name, topic in folded.items():
-            if heads[name] != (topic.head_seq, topic.epoch):
-                self.lose(name, *heads[name])
+            if topic.is_resident:
+                self._empty(topic, found[name])
+            elif found[name][:2] != (topic.head_seq, topic.epoch):
+                self.lose(name, *found[name][:2])
         self.topics = self.fold(len(self.log))
         self.durable = self.written = len(self.log)
         self.acked_head = {
@@ -340,7 +387,45 @@ class ReferenceShard:
         }
         return None
 
-    def _check_topic(self, topic: ReferenceTopic, head_seq: int, epoch: int, *, power_loss: bool) -> str | None:
+    def _note_lost(self, found: Mapping[str, Found]) -> None:
+        """Find out which `ephemeral` times the crash took: their records are a hole where they ended."""
+        topics: Topics = {}
+        for entry in self.log:
+            entry.change(topics)
+            topic = topics.get(entry.topic)
+            left = topic.left if topic is not None and entry.what == "update" else None
+            if left is not None and entry.topic in found and not entry.stored and not entry.lost:
+                entry.lost = found[entry.topic].holes.get(left[0]) == "crash"
+                entry.stored = not entry.lost
+            if entry.lost:
+                topics[entry.topic].forget_resident()
+
+    def _check_resident(self, topic: ReferenceTopic, found: Found, *, power_loss: bool) -> str | None:
+        if found.records:
+            return f"{found.records} records of an ephemeral topic are back"
+        if found.head_seq > topic.head_seq or (found.head_seq < topic.head_seq and not power_loss):
+            return f"the head of an ephemeral topic went from {topic.head_seq} to {found.head_seq}"
+        if (found.epoch != topic.epoch) is not power_loss:
+            return f"the epoch went from {topic.epoch} to {found.epoch}"
+        untold = [s for s in topic.live if s <= found.head_seq and s not in found.holes and s not in found.evicted]
+        return f"{untold} are gone without a word" if untold else None
+
+    def _empty(self, topic: ReferenceTopic, found: Found) -> None:
+        """Nothing is left of an `ephemeral` topic; why a record went may be forgotten, but not that it did."""
+
+        def change(topics: Topics) -> None:
+            topic = topics[found_in]
+            topic.live = {}
+            topic.head_seq, topic.epoch = found.head_seq, found.epoch
+            topic.evicted = {seq: topic.evicted.get(seq, "ttl") for seq in sorted(found.evicted)}
+            topic.holes = dict(found.holes)
+            topic.keys = {key: known for key, known in topic.keys.items() if known[0] < topic.resident_from}
+
+        found_in = topic.name
+        self._log("empty", topic.name, change)
+
+    def _check_topic(self, topic: ReferenceTopic, found: Found, *, power_loss: bool) -> str | None:
+        head_seq, epoch = found.head_seq, found.epoch
         durability = topic.settings.durability
         acked = self.acked_head.get((topic.name, topic.epoch), 0)
         lost = acked > topic.head_seq

@@ -1,0 +1,103 @@
+"""The call `diff`, from its plan to its answer; a long-poll looks again until there is something to tell.
+
+A look that finds only records of the reader's own nodes has nothing to tell. It moves the cursor past them and goes
+on waiting, so that a reader is not woken by its own writes; when the time is up, the answer carries that cursor.
+"""
+
+from functools import partial
+
+import msgspec
+import trio
+
+from topics.core import replies
+from topics.core.block import BadBlock
+from topics.core.diff import Plan, render
+from topics.core.diff import plan as plan_diff
+from topics.core.requests import Diff
+from topics.core.topic import Topic
+from topics.rpc.calls import Call
+from topics.shards.polls import Poll, Polls
+from topics.shards.reader import BlockReader, Missing
+from topics.shards.store import Store
+
+
+class Look:
+    """One call, over all the times it looks."""
+
+    __slots__ = ("call", "ends", "poll", "query", "scanned", "topic_name")
+
+    def __init__(self, call: Call, topic_name: str, query: Diff, wait_ms: int) -> None:
+        self.call = call
+        self.topic_name = topic_name
+        self.query = query
+        self.scanned = 0
+        self.poll: Poll | None = None
+        self.ends = trio.current_time() + wait_ms / 1000 if wait_ms else 0.0
+        if wait_ms:
+            call.on_cancel(self.cancel)
+
+    @property
+    def left_ms(self) -> int:
+        return max(0, int((self.ends - trio.current_time()) * 1000)) if self.ends else 0
+
+    def move_to(self, plan: Plan) -> None:
+        """What the plan covered has been looked at."""
+        self.query = msgspec.structs.replace(self.query, from_seq=plan.next_from_seq)
+
+    def cancel(self) -> None:
+        if self.poll is not None:
+            self.poll.cancel()
+
+
+class Diffs:
+    def __init__(self, store: Store, reader: BlockReader, polls: Polls) -> None:
+        self._engine = store.engine
+        self._reader = reader
+        self._polls = polls
+
+    def look(self, look: Look) -> None:
+        """Answer, or arrange for another look. Raises if the topic is not there."""
+        topic = self._engine.state.find(look.topic_name)
+        self._engine.expire(topic)
+        topic.last_read_ms = self._engine.now()
+        plan = plan_diff(topic, look.query)
+        if plan.empty and (left_ms := look.left_ms):
+            look.poll = self._polls.wait(topic, left_ms, partial(self._again, look))
+            return
+        try:
+            missing = self._reader.missing(plan)
+        except BadBlock:
+            self._reader.report_damage(topic, plan, partial(self._again, look))
+            return
+        if missing:
+            look.call.run(self._look_on_disk, look, topic, plan, missing)
+        else:
+            self._answer(look, topic, plan)
+
+    def _again(self, look: Look) -> None:
+        self._engine.redo(lambda: self.look(look), look.call.fail)
+
+    async def _look_on_disk(self, look: Look, topic: Topic, plan: Plan, missing: list[Missing]) -> None:
+        try:
+            await self._reader.fill(missing)
+        except BadBlock:
+            self._reader.report_damage(topic, plan, partial(self._again, look))
+            return
+        self._answer(look, topic, plan)
+
+    def _answer(self, look: Look, topic: Topic, plan: Plan) -> None:
+        pieces = render(plan.windows, look.query, filter_nodes=topic.config.dedupe_node)
+        look.scanned += plan.scanned
+        if not pieces and plan.tombstone is None and plan.windows and look.left_ms:
+            look.move_to(plan)
+            if plan.caught_up:
+                self.look(look)
+            else:
+                look.call.run(self._look_on, look)
+            return
+        look.call.reply({"perf": {"records_scanned": look.scanned}}, replies.difference(topic.name, plan, pieces))
+
+    async def _look_on(self, look: Look) -> None:
+        """There is more behind what was filtered out; others get a turn first."""
+        await trio.lowlevel.checkpoint()
+        self.look(look)

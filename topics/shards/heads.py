@@ -1,0 +1,63 @@
+"""The heads of a shard's calls, typed. What does not fit is refused as the caller's mistake.
+
+Fields that are not known are left alone, so that a newer gateway may say more than this shard understands.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from topics import limits
+from topics.errors import invalid
+
+HeadT = TypeVar("HeadT", bound=msgspec.Struct)
+Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class TopicHead(msgspec.Struct, frozen=True, gc=False):
+    """put, delete"""
+
+    topic: str
+
+
+class StateHead(msgspec.Struct, frozen=True, gc=False):
+    topic: str
+    touch: bool = True
+
+
+class RemoveHead(msgspec.Struct, frozen=True, gc=False):
+    topic: str
+    if_empty: bool = False
+
+
+class AppendHead(msgspec.Struct, frozen=True, gc=False):
+    topic: str
+    return_seqs: bool = True
+    key: str | None = None
+    may_configure: bool = True  # false: a config in the body is forbidden
+
+
+class DiffHead(msgspec.Struct, frozen=True, gc=False):
+    topic: str
+    wait: bool = True  # false: answer now, whatever the query says
+
+
+class ListHead(msgspec.Struct, frozen=True):
+    after: str = ""
+    prefix: str = ""
+    limit: Count = limits.LIST_PAGE_DEFAULT
+    prefixes: tuple[str, ...] | None = None  # those the caller may see; none: all
+    touch: bool = False
+
+
+class MetricsHead(msgspec.Struct, frozen=True):
+    topics: Count = 0  # rows at most
+    prefixes: tuple[str, ...] | None = None
+
+
+def read_head(head: Mapping[str, Any], kind: type[HeadT]) -> HeadT:
+    try:
+        return msgspec.convert(head, kind)
+    except msgspec.ValidationError as error:
+        raise invalid(f"the head of the call cannot be read: {error}") from None
