@@ -3,6 +3,8 @@
 import contextlib
 import os
 import random
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import trio
@@ -113,6 +115,24 @@ async def test_large_writes_keep_their_order_with_small_ones(shard: ShardProcess
         records = await client.read_all("t")
         assert [record["$seq"] for record in records] == list(range(1, len(records) + 1))
         assert {r["$seq"]: r["data"].rstrip("x") for r in records[1:]} == acked
+
+
+async def test_large_writes_race_to_create_their_topic(shard: ShardProcess) -> None:
+    shard.start()
+    async with shard.connected() as client:
+        replies: list[Any] = []
+
+        async def write(label: str) -> None:
+            replies.append(await client.append("t", *[f"{label}-{i}" + "x" * 100 for i in range(2000)]))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(6):
+                nursery.start_soon(write, f"w{number}")
+        assert sorted(reply["created"] for reply in replies) == [False] * 5 + [True]
+        assert sorted(seq for reply in replies for seq in reply["seqs"]) == list(range(1, 12_001))
+        records = await client.read_all("t")
+        labels = [record["data"].split("-")[0] for record in records]
+        assert sum(one != other for one, other in pairwise(labels)) == 5, "each write is one run of seqs"
 
 
 async def test_tag_deletes_reach_memory_packs_and_segments(shard: ShardProcess) -> None:

@@ -154,13 +154,13 @@ class Engine:
     ) -> None:
         """`done(Appending)` when the write may be acked. Raises if it is refused.
 
-        `blocks` are the records, rendered while the topic was held (see `hold`).
+        `blocks` are the records, rendered while the topic was held (see `hold`) or was not there.
         """
         self._check_writable()
         now = self.now()
         topic = self.state.topics.get(name)
         if topic is None:
-            self._append_new(name, request, now, done, fail)
+            self._append_new(name, request, now, done, fail, blocks)
             return
         if topic.parked is not None:  # its class may change before this write would be applied
             self._park(topic, lambda: self.append(name, request, done, fail), fail)
@@ -370,11 +370,13 @@ class Engine:
             self._pending.append(Pending(lsn, topic, event, lambda _: None, lambda _: None))
         return last_seq > topic.ceiling or self.log.settled
 
-    def _append_new(self, name: str, request: Append, now: int, done: Done, fail: Fail) -> None:
+    def _append_new(
+        self, name: str, request: Append, now: int, done: Done, fail: Fail, blocks: list[Block] | None
+    ) -> None:
         config = core.config_of_new(name, request)
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
-        event = core.decide_append(self.state, draft, request, now)
+        event = core.decide_append(self.state, draft, request, now, blocks)
         self._admit(1, draft, event)
         last_seq = event.first_seq + event.count - 1
         both: Event = created if config.durability == "ephemeral" else CreatedAndAppended(created, event)

@@ -25,11 +25,12 @@ import trio
 
 from topics import errors, limits
 from topics.core import replies
+from topics.core.block import Block
 from topics.core.config import parse_config
 from topics.core.names import check_topic_name
 from topics.core.render import render_blocks
 from topics.core.requests import Append, decode_append, decode_delete, decode_diff
-from topics.core.topic import Topic
+from topics.core.topic import SEQ_BASE, Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
@@ -185,6 +186,12 @@ class Service:
         """The topic is held while the records are rendered, other topics are not. Cancelled before, nothing is written;
         from then on the write is made."""
         engine = self._engine
+        if name not in engine.state.topics:
+            blocks = await self._render(request, SEQ_BASE, engine.now())
+            if name not in engine.state.topics:  # else somebody else made it meanwhile, and its seqs have begun
+                self.check_open()
+                engine.append(name, request, done, fail, blocks)
+                return
         while (topic := engine.state.topics.get(name)) is not None and topic.held is not None:
             released = trio.Event()
             topic.held.append(released.set)
@@ -194,17 +201,20 @@ class Service:
             engine.append(name, request, done, fail)
             return
         first_seq, ts = engine.hold(topic)
-        blocks = None
+        rendered: list[Block] | None = None
 
         def write() -> None:
             self.check_open()
-            engine.append(name, request, done, fail, blocks)
+            engine.append(name, request, done, fail, rendered)
 
         try:
             with trio.CancelScope(shield=True):
-                blocks = await trio.to_thread.run_sync(render_blocks, request.records, request.node, first_seq, ts)
+                rendered = await self._render(request, first_seq, ts)
         finally:
             engine.release(topic, lambda: engine.redo(write, fail))
+
+    async def _render(self, request: Append, first_seq: int, ts: int) -> list[Block]:
+        return await trio.to_thread.run_sync(render_blocks, request.records, request.node, first_seq, ts)
 
     # --- diff and delete ------------------------------------------------------------------------------------------
 
