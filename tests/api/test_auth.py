@@ -220,6 +220,18 @@ def test_an_append_that_creates_with_a_config_needs_admin(http, size):
     assert http.post(f"{path}-plain", json=plain, headers=bearer("writer")).status_code == 201
 
 
+def test_a_dead_letter_must_lie_inside_the_prefixes(http):
+    """Jobs would be moved there on behalf of the key."""
+    config = {"type": "queue", "dead_letter": "other.dlq"}
+    assert http.put("/v0/topics/tenant1:q", json=config, headers=bearer("one")).status_code == 403
+    body = {"records": [{"data": 1}], "config": config}
+    answer = http.post("/v0/topics/tenant1:q", json=body, headers=bearer("one"))
+    assert (answer.status_code, answer.json()["error"]["detail"]) == (403, {"name": "other.dlq"})
+    assert http.get("/v0/topics/tenant1:q", headers=bearer("full")).status_code == 404
+    inside = {**config, "dead_letter": "tenant1:dlq"}
+    assert http.put("/v0/topics/tenant1:q", json=inside, headers=bearer("one")).status_code == 201
+
+
 # --- other settings -----------------------------------------------------------------------------------------------
 
 

@@ -72,6 +72,7 @@ def test_it_is_no_standing_filter(http, topic):
         {"match": ["data", "Eq", "x"]},
         {"match": ["tag", "Eq"]},
         {"match": 5},
+        {"match": "a", "before_sq": 3},
     ],
 )
 def test_bad_selections(http, topic, body):

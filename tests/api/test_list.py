@@ -49,7 +49,8 @@ def test_pages(http, size):
 
 
 def test_page_size_is_clamped(http):
-    assert len(http.get("/v0/topics", params={"page_size": 5000, "prefix": "list:"}).json()["topics"]) == len(NAMES)
+    for size in ("5000", "9" * 30, "0005000"):
+        assert len(http.get("/v0/topics", params={"page_size": size, "prefix": "list:"}).json()["topics"]) == len(NAMES)
 
 
 @pytest.mark.parametrize("size", ["0", "-1", "x", "1.5", "", "²"])

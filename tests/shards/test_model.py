@@ -261,7 +261,7 @@ class ShardMachine(RuleBasedStateMachine):
 
 TestShard = ShardMachine.TestCase
 TestShard.settings = settings(
-    max_examples=60 * DEPTH,
+    max_examples=12 * DEPTH,
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=list(HealthCheck),

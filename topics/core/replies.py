@@ -41,20 +41,31 @@ def topic_config(topic: Topic, *, created: bool) -> bytes:
 
 
 def topic_state(topic: Topic, now_ms: int) -> bytes:
-    return b'{"topic":%b,"type":"%b","head_seq":%d,"earliest_seq":%d,"next_seq":%d,"count":%d,"bytes":%d,' % (
-        quoted(topic.name),
-        topic.config.type.encode(),
-        topic.head_seq,
-        topic.earliest_seq,
-        topic.head_seq + 1,
-        topic.count,
-        topic.bytes,
-    ) + b'"config":%b,"effective_priority":%d,"last_write_ts":%b,"last_read_ts":%b' % (
-        to_json(topic.config),
-        effective_priority(topic, now_ms),
-        _or_null(topic.last_write_ms),
-        _or_null(topic.last_read_ms),
+    return (
+        b'{"topic":%b,"type":"%b","head_seq":%d,"earliest_seq":%d,"next_seq":%d,"count":%d,"bytes":%d,'
+        % (
+            quoted(topic.name),
+            topic.config.type.encode(),
+            topic.head_seq,
+            topic.earliest_seq,
+            topic.head_seq + 1,
+            topic.count,
+            topic.bytes,
+        )
+        + b'"config":%b,"effective_priority":%d,"last_write_ts":%b,"last_read_ts":%b'
+        % (
+            to_json(topic.config),
+            effective_priority(topic, now_ms),
+            _or_null(topic.last_write_ms),
+            _or_null(topic.last_read_ms),
+        )
+        + (queue_state(topic) if topic.config.type == "queue" else b"")
     )
+
+
+def queue_state(topic: Topic) -> bytes:
+    """No job can be claimed yet, so every live one is ready."""
+    return b',"queue":{"ready":%d,"in_flight":0,"dead_lettered":0}' % topic.count
 
 
 def topic_summary(topic: Topic, now_ms: int) -> bytes:

@@ -49,7 +49,7 @@ class _DiffBody(msgspec.Struct, frozen=True):
     max_batch_bytes: int = 0
 
 
-class _DeleteBody(msgspec.Struct, frozen=True):
+class _DeleteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # what it does cannot be undone
     before_seq: int | None = None
     match: msgspec.Raw = _NO_RAW
 
@@ -225,11 +225,13 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview, bounds
     except msgspec.ValidationError as error:
         raise invalid(_friendly(str(error))) from None
     except msgspec.DecodeError as error:
-        raise invalid(f"the body is not valid JSON: {error}") from None
+        hint = " (half of a surrogate pair, such as \\ud800 alone, cannot be taken)" if _SURROGATE.search(body) else ""
+        raise invalid(f"the body is not valid JSON: {error}{hint}") from None
     except RecursionError:
         raise invalid("the body is nested too deeply") from None
 
 
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$")
 
 

@@ -39,9 +39,10 @@ def decode_cursor(cursor: str) -> str:
 def page_size_of(text: str | None) -> int:
     if text is None:
         return limits.LIST_PAGE_DEFAULT
-    if not text.isascii() or not text.isdigit() or len(text) > 18 or int(text) < 1:
+    digits = text.lstrip("0")
+    if not text.isascii() or not text.isdigit() or not digits:
         raise invalid("page_size must be a whole number of at least 1", field="page_size")
-    return min(int(text), limits.LIST_PAGE_MAX)
+    return min(int(digits[:18]), limits.LIST_PAGE_MAX)
 
 
 async def list_topics(gateway: Gateway, request: Request) -> Response:

@@ -22,7 +22,10 @@ from topics.rpc.open_calls import Reply
 async def put(gateway: Gateway, request: Request) -> Response:
     name = check_topic_name(request.name)
     body = await read_body(request, gateway.limits.body_bytes)
-    return _created(await gateway.shards.call(name, "put", {"topic": name}, body))
+    head: dict[str, Any] = {"topic": name}
+    if request.principal.prefixes:
+        head["prefixes"] = request.principal.prefixes
+    return _created(await gateway.shards.call(name, "put", head, body))
 
 
 async def state(gateway: Gateway, request: Request) -> Response:
@@ -46,6 +49,8 @@ async def append(gateway: Gateway, request: Request) -> Response:
         head["key"] = _header_key(request.headers[b"idempotency-key"])
     if not request.principal.allows(ADMIN):
         head["may_configure"] = False  # only the shard looks into the body
+    if request.principal.prefixes:
+        head["prefixes"] = request.principal.prefixes
     body = await read_body(request, gateway.limits.body_bytes)
     return _created(await gateway.shards.call(name, "append", head, body))
 

@@ -16,9 +16,12 @@ Count = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class TopicHead(msgspec.Struct, frozen=True, gc=False):
-    """put, delete"""
-
     topic: str
+
+
+class PutHead(msgspec.Struct, frozen=True, gc=False):
+    topic: str
+    prefixes: tuple[str, ...] | None = None  # of the names a config may mention; none: all
 
 
 class StateHead(msgspec.Struct, frozen=True, gc=False):
@@ -35,7 +38,8 @@ class AppendHead(msgspec.Struct, frozen=True, gc=False):
     topic: str
     return_seqs: bool = True
     key: str | None = None
-    may_configure: bool = True  # false: a config in the body is forbidden
+    may_configure: bool = True  # false: a config must not create a topic
+    prefixes: tuple[str, ...] | None = None  # as for put
 
 
 class DiffHead(msgspec.Struct, frozen=True, gc=False):

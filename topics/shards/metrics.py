@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from topics.core.topic import Topic
 from topics.shards.committer import BUCKETS_US, Committer
 from topics.shards.store import Store
 
@@ -62,4 +63,10 @@ def collect(
 def _rows(store: Store, limit: int, prefixes: Sequence[str]) -> list[list[Any]]:
     state = store.engine.state
     topics = (state.topics[name] for name in islice(state.list_names("", "", prefixes), limit))
-    return [[topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes] for topic in topics]
+    return [_row(topic) for topic in topics]
+
+
+def _row(topic: Topic) -> list[Any]:
+    """Queues have two more columns: jobs that are ready, and leased ones. No job can be claimed yet."""
+    row = [topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes]
+    return [*row, topic.count, 0] if topic.config.type == "queue" else row

@@ -1,12 +1,12 @@
 """What a shard answers over RPC.
 
     method      head                             body         reply head           reply body
-    put         topic                            config       created, perf        open fragment
+    put         topic, prefixes                  config       created, perf        open fragment
     state       topic, touch                                  perf                 open fragment
     list        after, prefix, limit, prefixes, touch         names, sizes, more   entries, joined
     remove      topic, if_empty                               deleted, perf        open fragment
     append      topic, return_seqs, key,         records      created, perf        open fragment
-                may_configure (false: a config must not create)
+                may_configure (false: a config must not create), prefixes
     diff        topic, wait (false: answer now)  query        perf                 open fragment
     delete      topic                            selection    perf                 open fragment
     health                                                    see Shard.health
@@ -26,7 +26,7 @@ import trio
 from topics import errors, limits
 from topics.core import replies
 from topics.core.block import Block
-from topics.core.config import parse_config
+from topics.core.config import ConfigPatch, parse_config
 from topics.core.names import check_topic_name
 from topics.core.render import render_blocks
 from topics.core.requests import Append, decode_append, decode_delete, decode_diff
@@ -39,7 +39,7 @@ from topics.shards.bodies import Bodies
 from topics.shards.committer import Committer
 from topics.shards.deletes import Deletes
 from topics.shards.diffs import Diffs, Look
-from topics.shards.heads import AppendHead, DiffHead, ListHead, RemoveHead, StateHead, TopicHead, read_head
+from topics.shards.heads import AppendHead, DiffHead, ListHead, PutHead, RemoveHead, StateHead, TopicHead, read_head
 from topics.shards.polls import Polls
 from topics.shards.reader import BlockReader
 from topics.shards.store import Store
@@ -85,8 +85,10 @@ class Service:
     # --- topics ---------------------------------------------------------------------------------------------------
 
     def put(self, call: Call) -> None:
-        name = check_topic_name(read_head(call.head, TopicHead).topic)
+        head = read_head(call.head, PutHead)
+        name = check_topic_name(head.topic)
         patch = parse_config(call.body, name)
+        _check_names(patch, head.prefixes)
         clock = _Timer(self)
 
         def done(outcome: tuple[Topic, bool]) -> None:
@@ -262,7 +264,17 @@ def _before(first: Callable[[], None], then: Callable[[Any], None]) -> Callable[
 
 
 def _decode(body: bytes, name: str, head: AppendHead, bounds: Limits) -> Append:
-    return decode_append(body, name, bounds, header_key=head.key, may_configure=head.may_configure)
+    request = decode_append(body, name, bounds, header_key=head.key, may_configure=head.may_configure)
+    if request.config is not None:
+        _check_names(request.config, head.prefixes)
+    return request
+
+
+def _check_names(patch: ConfigPatch, prefixes: tuple[str, ...] | None) -> None:
+    """A config must not point to a topic its author may not touch: jobs would be moved there on its behalf."""
+    other = patch.changes.get("dead_letter")
+    if prefixes and other is not None and not other.startswith(prefixes):
+        raise TopicsError(errors.FORBIDDEN, "dead_letter lies outside the API key's prefixes", {"name": other})
 
 
 class _Timer:
