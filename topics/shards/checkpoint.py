@@ -70,6 +70,7 @@ class Checkpoint:
         self.commit = snapshot.Commit()
         self.commit.cut_lsn = engine.log.durable_lsn  # everything up to here is applied
         self.retired: list[DataFile] = []
+        self._unused: set[int] = set()  # files that nobody needed when the capture began
         self.committing = False  # a failure now leaves the snapshot in doubt
         self.needs_lsn = 0  # the log must be durable up to here before `write`
         engine.log.bytes_since_checkpoint = 0
@@ -78,7 +79,7 @@ class Checkpoint:
 
     def capture(self) -> Iterator[None]:
         """Capture every dirty topic; the caller may do other things between two of them."""
-        unused = {info.id for info in self._store.data_files.values() if _is_unused(info)}
+        self._unused = {info.id for info in self._store.data_files.values() if _is_unused(info)}
         topics = [topic for topic in self.dirty if topic.id in self._store.engine.state.by_id]
         topics += self._topics_of_sparse_packs(set(topics))
         for topic in topics:
@@ -90,16 +91,16 @@ class Checkpoint:
         commit.next_cell, commit.now_ms = state.next_cell, state.now_ms
         commit.removed_topics = self.removed
         commit.idle_lsn = self._store.engine.log.idle_lsn
-        self.retired = [info for info in self._store.data_files.values() if self._may_go(info, unused)]
+        self.retired = [info for info in self._store.data_files.values() if self._may_go(info)]
         commit.removed_files = [info.id for info in self.retired]
 
-    def _may_go(self, info: DataFile, unused: set[int]) -> bool:
+    def _may_go(self, info: DataFile) -> bool:
         """A file may go only together with the reason why nobody needs it.
 
         That reason is in this checkpoint if the file was unused when it began: the topics concerned were dirty. What
         became unused during the capture is judged by its one topic: captured, and not changed since.
         """
-        if info.id in unused:
+        if info.id in self._unused:
             return True
         owner = self._store.engine.state.by_id.get(info.topic_id)
         return _is_unused(info) and info.kind == SEGMENT and owner is not None and not owner.dirty
@@ -127,8 +128,8 @@ class Checkpoint:
         self.needs_lsn = max(self.needs_lsn, topic.applied_lsn)
 
     def _is_stored(self, chunk: Chunk) -> bool:
-        """Whether its file stays. A chunk that is dead as a whole still stands in a file that others need."""
-        return chunk.file is not None and chunk.file.chunks > 0 and chunk.file.id in self._store.data_files
+        """Whether its file stays for now: a chunk that is dead as a whole still stands in it."""
+        return chunk.file is not None and chunk.file.id in self._store.data_files and chunk.file.id not in self._unused
 
     def _flip_of(self, topic: Topic, chunk: Chunk) -> Flip:
         assert chunk.file is not None

@@ -204,7 +204,7 @@ class Driver:
         assert (self.store.engine.log.last_lsn > before_lsn) is not entry.resident, "accepted, but not logged"
         self._lsn_of.append(self.store.engine.log.last_lsn)
         self._waiting.append((answer, entry, self.store.engine.log.last_lsn))
-        if entry.is_control or self._is_fsync(entry.topic):
+        if not entry.resident and (entry.is_control or self._is_fsync(entry.topic)):
             self._gated.add(self.store.engine.log.last_lsn)
         self._settle()
 
@@ -219,7 +219,8 @@ class Driver:
                 still.append((answer, entry, lsn))
                 continue
             assert answer.error is None, answer.error
-            self._check_durable(lsn)
+            if not entry.resident:  # it has no frame; the lsn is that of an earlier command
+                self._check_durable(lsn)
             entry.change(self.model.topics)
             result = answer.result
             if isinstance(result, Appending):
