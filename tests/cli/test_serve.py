@@ -1,16 +1,10 @@
 """`topics serve` whole, with the real gateway: the one test here that needs every part of the product."""
 
 import time
-from pathlib import Path
-
-import pytest
 
 from tests.supervisor.server_process import ServerProcess
 
-GATEWAY = Path(__file__).resolve().parents[2] / "topics" / "gateway" / "__main__.py"
 
-
-@pytest.mark.skipif(not GATEWAY.exists(), reason="there is no gateway yet")
 def test_start_serve_restart_stop(tmp_path):
     began = time.monotonic()
     with ServerProcess(tmp_path, gateway=None, gateways=2) as server:
