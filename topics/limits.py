@@ -69,6 +69,7 @@ RPC_BACKLOG = 128  # connections the kernel holds for a server that is busy
 HTTP_URL_BYTES = 8 * KIB
 HTTP_HEAD_BYTES = 32 * KIB  # request line and headers together
 HTTP_HEADERS_MAX = 128
+HTTP_METHOD_BYTES = 32
 HTTP_RECEIVE_BYTES = 64 * KIB
 HTTP_AHEAD_BYTES = 64 * KIB  # read ahead of a request under way (pipelining), then the client has to wait
 HTTP_PIPELINED_MAX = 16  # answered in a row before other connections get a turn

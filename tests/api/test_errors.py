@@ -20,12 +20,15 @@ LIMIT = 4 * 1024 * 1024  # of the shared instance
 def test_unknown_paths(http, path):
     envelope(http.get(path), 404, "not_found")
     envelope(http.post(path, content=b"{}", headers=JSON), 404, "not_found")
+    envelope(http.request("FOO", path), 404, "not_found")
 
 
 @pytest.mark.parametrize(
     ("method", "path", "allow"),
     [
         ("PATCH", "/v0/topics/a", "DELETE, GET, HEAD, POST, PUT"),
+        ("FOO", "/v0/topics/a", "DELETE, GET, HEAD, POST, PUT"),
+        ("PURGE", "/v0/topics/a/diff", "POST"),
         ("OPTIONS", "/v0/topics/a", "DELETE, GET, HEAD, POST, PUT"),
         ("POST", "/v0/topics", "GET, HEAD"),
         ("GET", "/v0/topics/a/diff", "POST"),

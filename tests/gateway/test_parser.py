@@ -89,8 +89,37 @@ def test_mutations_never_crash_it_and_never_depend_on_the_cut():
         for _ in range(dice.randrange(1, 4)):
             at = dice.randrange(len(data))
             data[at : at + dice.randrange(3)] = dice.randbytes(dice.randrange(3))
-        whole = outcome(bytes(data))
-        assert outcome(*cut(bytes(data), [dice.randrange(400) for _ in range(5)])) == whole, bytes(data)
+        whole = up_to_odd(outcome(bytes(data)))
+        assert up_to_odd(outcome(*cut(bytes(data), [dice.randrange(400) for _ in range(5)]))) == whole, bytes(data)
+
+
+def up_to_odd(made):
+    """A method that llhttp does not know is refused behind another request in the same bytes; so leave it out."""
+    requests, error = made
+    for place, (method, *_) in enumerate(requests):
+        if method not in ("GET", "POST", "PUT", "HEAD"):
+            return requests[:place], 400
+    return requests, error
+
+
+@pytest.mark.parametrize("before", [b"", b"\r\n"])
+def test_a_method_that_llhttp_does_not_know(before):
+    data = request("BREW", "/pot", b"tea") + request("GET", "/") + request("P", "/")
+    method, target, _, body, complete, keep_alive, _, refusal = outcome(before + data)[0][0]
+    assert (method, target, body, complete, keep_alive, refusal) == ("BREW", b"/pot", b"tea", True, True, None)
+    requests, error = outcome(*(bytes([byte]) for byte in before + data))
+    assert [one[0] for one in requests] == ["BREW", "GET", "P"]
+    assert error is None
+    assert outcome(request("GET", "/"), request("BREW", "/pot", b"tea"))[1] is None
+    assert outcome(request("GET", "/") + request("BREW", "/pot", b"tea"))[1] == 400
+
+
+def test_a_method_without_an_end():
+    parser = RequestParser()
+    parser.feed(b"A" * limits.HTTP_METHOD_BYTES)
+    assert parser.error is None
+    assert parser.in_head  # the time for a head runs
+    assert outcome(b"A" * limits.HTTP_METHOD_BYTES, b"A") == ([], 400)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +147,9 @@ def test_heads_that_are_refused(head, status):
     "data",
     [
         b"GET / HTTP/1.2\r\n" + HOST + b"\r\n",
-        b"FOO / HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"F@O / HTTP/1.1\r\n" + HOST + b"\r\n",
+        b"FOO\r\n",
+        b"FOO \r\n",
         b"GET /a b HTTP/1.1\r\n" + HOST + b"\r\n",
         b"GET /\xff HTTP/1.1\r\n" + HOST + b"\r\n",
         b"GET / HTTP/1.1\n" + HOST + b"\r\n",

@@ -2,11 +2,14 @@
 
 llhttp (by httptools) decides what is well-formed, in its strict mode: both Content-Length and Transfer-Encoding,
 repeated lengths, bare line feeds, folded headers and the like are errors. Sizes, Host and versions are checked here.
+llhttp knows a fixed set of methods; a request with another one is read as a POST would be, and keeps its own name, so
+that the routes can say what the path takes instead.
 
 All requests of one `feed` are in `queue`; the last may still lack (part of) its body. `error` is what is wrong with
 the bytes after them. After an upgrade request nothing more is parsed: `rest` is what followed it.
 """
 
+import re
 from collections import deque
 from time import perf_counter_ns
 
@@ -17,6 +20,7 @@ from topics.gateway.messages import Refusal
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HANDED_OVER = ("websocket", "h2c")
+_METHOD = re.compile(rb"(?:\r\n)*([!#$%%&'*+.^_`|~0-9A-Za-z-]{1,%d})" % limits.HTTP_METHOD_BYTES)
 
 
 class Incoming:
@@ -68,18 +72,35 @@ class RequestParser:
         self.error: Refusal | None = None
         self.rest: bytes | None = None
         self.in_head = False  # a request has begun whose head is not complete
+        self._between = True  # llhttp has been given nothing of the next request
+        self._held = b""  # the beginning of a method
+        self._odd_method = ""  # that llhttp does not know, of the request in `_now`
         self._head_fed = 0
         self._now = Incoming()
         self._parser = httptools.HttpRequestParser(self)
 
     def feed(self, data: bytes) -> None:
-        began_in_head = self.in_head
+        between, began_in_head, before = self._between, self.in_head, len(self.queue)
+        if between:
+            data, self._held = self._held + data, b""
+            if len(data) <= limits.HTTP_METHOD_BYTES and _METHOD.fullmatch(data):
+                self._held, self.in_head = data, True  # llhttp would refuse it before the method is all there
+                return
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
             self._upgrade(data[upgrade.args[0] :])
+        except httptools.HttpParserInvalidMethodError as error:
+            # Behind another request in the same bytes nobody knows where this one begins.
+            method = _METHOD.match(data) if between and len(self.queue) == before else None
+            if method is not None and data[method.end() : method.end() + 1] == b" ":
+                self._restart()
+                self._odd_method = method[1].decode()
+                self.feed(b"POST" + data[method.end() :])
+            else:
+                self.error = _not_http(error)
         except httptools.HttpParserError as error:
-            self.error = Refusal(400, f"this is not HTTP/1.1 as RFC 9112 defines it: {error}")
+            self.error = _not_http(error)
         if self.in_head and self.error is None:
             # llhttp keeps an endless header line to itself; count what it was given.
             self._head_fed = self._head_fed + len(data) if began_in_head else 0
@@ -97,14 +118,20 @@ class RequestParser:
         elif request.refusal is None:
             # An upgrade that is not offered here is ignored: the same request once more, without it.
             self.queue.pop()
-            self._parser = httptools.HttpRequestParser(self)
+            self._restart()
             self.feed(request.head_bytes(without=b"upgrade") + rest)
+
+    def _restart(self) -> None:
+        """What is fed next begins a request."""
+        self._parser = httptools.HttpRequestParser(self)
+        self._between = True
 
     # --- called by httptools ----------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._now = Incoming()
         self.in_head = True
+        self._between = False
 
     def on_url(self, url: bytes) -> None:
         self._now.target += url
@@ -116,7 +143,8 @@ class RequestParser:
     def on_headers_complete(self) -> None:
         request, parser = self._now, self._parser
         request.started_ns = perf_counter_ns()
-        request.method = parser.get_method().decode()
+        request.method = self._odd_method or parser.get_method().decode()
+        self._odd_method = ""
         version = parser.get_http_version()
         request.http11 = version == "1.1"
         request.keep_alive = parser.should_keep_alive()
@@ -131,6 +159,11 @@ class RequestParser:
 
     def on_message_complete(self) -> None:
         self._now.complete = True
+        self._between = True
+
+
+def _not_http(error: Exception) -> Refusal:
+    return Refusal(400, f"this is not HTTP/1.1 as RFC 9112 defines it: {error}")
 
 
 def _head_too_large() -> Refusal:
