@@ -101,7 +101,7 @@ class Topic:
         self.pending_bytes = 0
         self.pending_keys: dict[bytes, list[Callable[[], None]]] | None = None
         self.parked: list[Callable[[], None]] | None = None
-        self.waiters: set[Callable[[], None]] | None = None  # long-polls; cost nothing until something changes
+        self.waiters: dict[Callable[[], None], None] | None = None  # long-polls, in their order; none cost nothing
         self.held: list[Callable[[], None]] | None = None  # commands behind a large write that is being rendered
 
     def __hash__(self) -> int:

@@ -10,14 +10,40 @@ A failed write or sync is never tried again: the thread ends, and the shard is p
 import contextlib
 import queue
 import threading
-import time
 from collections.abc import Callable
+from typing import Any, Protocol
 
 import trio
 
 from topics import limits
 from topics.shards.store import Store
 from topics.shards.wal import Frame
+
+Group = tuple[list[Frame], bool]  # frames, and whether somebody waits for their sync
+
+
+class Groups(Protocol):
+    """A queue between the loop and the committer's thread; `get` blocks the thread, and raises queue.Empty."""
+
+    def put(self, group: Group | None) -> None: ...
+    def get(self, *, timeout: float | None = None) -> Group | None: ...
+
+
+class Joinable(Protocol):
+    def join(self) -> None: ...
+
+
+class Threads:
+    """Where the committer gets its thread from; a simulation has its own kind, whose turns it chooses."""
+
+    def groups(self) -> Groups:
+        return queue.SimpleQueue[Any]()
+
+    def start(self, work: Callable[[], None]) -> Joinable:
+        thread = threading.Thread(target=work, name="committer", daemon=True)
+        thread.start()
+        return thread
+
 
 BUCKETS_US = (50, 100, 200, 300, 500, 1_000, 2_000, 5_000, 10_000, 50_000, 100_000, 1_000_000)
 
@@ -42,12 +68,12 @@ class SyncTimes:
 class Committer:
     """Owns the log while it runs. All methods are for the loop's thread unless they say otherwise."""
 
-    def __init__(self, store: Store, on_poison: Callable[[str], None]) -> None:
+    def __init__(self, store: Store, on_poison: Callable[[str], None], threads: Threads) -> None:
         self._store = store
         self._engine = store.engine
         self._on_poison = on_poison
         self._token = trio.lowlevel.current_trio_token()
-        self._groups: queue.SimpleQueue[tuple[list[Frame], bool] | None] = queue.SimpleQueue()
+        self._groups = threads.groups()
         self._busy = False
         self._scheduled = False
         self._dead = False
@@ -55,9 +81,8 @@ class Committer:
         self.rotated = trio.Event()
         self.sync_times = SyncTimes()
         self.batches = 0
-        self._unsynced_since: float | None = None  # the thread's own
-        self._thread = threading.Thread(target=self._run, name="committer", daemon=True)
-        self._thread.start()
+        self._unsynced_since_ns: int | None = None  # the thread's own
+        self._thread = threads.start(self._run)
 
     def kick(self) -> None:
         """A frame was queued. The group is closed at the end of this turn of the loop."""
@@ -116,22 +141,22 @@ class Committer:
                 rotations = self._store.writer.rotations
                 if frames:
                     self._store.write_group(frames)
-                    if self._unsynced_since is None:
-                        self._unsynced_since = time.monotonic()
+                    if self._unsynced_since_ns is None:
+                        self._unsynced_since_ns = self._now_ns()
                 if awaited:
                     self._sync()
                 if frames:
                     self._tell(self._written, self._store.writer.rotations - rotations)
-            if self._unsynced_since is not None:
+            if self._unsynced_since_ns is not None:
                 self._sync()
         except Exception as error:  # whatever it is, the log's state is unknown from here on
             self._tell(self._failed, f"{type(error).__name__}: {error}")
 
-    def _next_group(self) -> tuple[list[Frame], bool] | None:
+    def _next_group(self) -> Group | None:
         """The next group; an empty one that awaits a sync when the timer has run out; None at the end."""
-        if self._unsynced_since is None:
+        if self._unsynced_since_ns is None:
             return self._groups.get()
-        left = self._unsynced_since + limits.SYNC_TIMER_MS / 1000 - time.monotonic()
+        left = limits.SYNC_TIMER_MS / 1e3 - (self._now_ns() - self._unsynced_since_ns) / 1e9
         if left <= 0:
             return [], True
         try:
@@ -140,11 +165,14 @@ class Committer:
             return [], True
 
     def _sync(self) -> None:
-        start = time.perf_counter()
+        start = self._now_ns()
         lsn = self._store.sync_log()
-        self.sync_times.add(time.perf_counter() - start)
-        self._unsynced_since = None
+        self.sync_times.add((self._now_ns() - start) / 1e9)
+        self._unsynced_since_ns = None
         self._tell(self._durable, lsn)
+
+    def _now_ns(self) -> int:
+        return self._engine.clock.monotonic_ns()
 
     def _tell(self, report: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(trio.RunFinishedError):  # the loop is gone, nobody waits

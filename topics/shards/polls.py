@@ -25,8 +25,8 @@ class Poll:
         self._action = action
         self.over = False
         if topic.waiters is None:
-            topic.waiters = set()
-        topic.waiters.add(self.finish)
+            topic.waiters = {}
+        topic.waiters[self.finish] = None
 
     def finish(self) -> None:
         """The topic changed, or time is up: look once more."""
@@ -41,7 +41,7 @@ class Poll:
         self.over = True
         self._polls.over += 1
         if self._topic.waiters is not None:
-            self._topic.waiters.discard(self.finish)
+            self._topic.waiters.pop(self.finish, None)
 
 
 class Polls:

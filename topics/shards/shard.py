@@ -19,7 +19,7 @@ from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
 from topics.shards import wal
 from topics.shards.boardslot import SWEEP_S, BoardSlot, expire_all
-from topics.shards.committer import Committer
+from topics.shards.committer import Committer, Threads
 from topics.shards.files import Files
 from topics.shards.heads import MetricsHead, read_head
 from topics.shards.metrics import Totals, collect
@@ -50,12 +50,17 @@ class Shard:
         bounds: Limits | None = None,
         clock: Clock | None = None,
         slot: BoardSlot | None = None,
+        *,
+        threads: Threads | None = None,
+        wal_file_bytes: int = limits.WAL_FILE_BYTES,
     ) -> None:
         """Without a `slot` on a board the shard is on its own: it has no caps and tells nobody what it holds."""
         self._slot = slot
         self._files = files
         self._bounds = bounds or Limits()
         self._clock = clock or SystemClock()
+        self._threads = threads or Threads()
+        self._wal_file_bytes = wal_file_bytes
         self._progress = 0.0
         self._poisoned = trio.Event()
         self._reason = ""
@@ -161,12 +166,14 @@ class Shard:
 
         gc.disable()  # nothing that recovery makes is garbage
         self.store = await trio.to_thread.run_sync(
-            lambda: recover(self._files, self._clock, self._bounds, progress=note, wake=wake)
+            lambda: recover(
+                self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake
+            )
         )
         self.store.engine.space_bytes = self._files.free_bytes()
         if self._slot is not None:
             self._slot.open(self.store.engine)
-        committer = self.committer = Committer(self.store, self._poison)
+        committer = self.committer = Committer(self.store, self._poison, self._threads)
         self.service = Service(self.store, committer)
         self._served = self.service.handlers()
         gc.freeze()
@@ -264,7 +271,7 @@ class Shard:
         while True:
             rotated = self.committer.rotated
             try:
-                await trio.to_thread.run_sync(wal.prepare_spare, self._files)
+                await trio.to_thread.run_sync(wal.prepare_spare, self._files, self._wal_file_bytes)
             except OSError as error:
                 log.warning("no spare log file prepared: %s", error)
             await rotated.wait()
