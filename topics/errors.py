@@ -52,5 +52,6 @@ def invalid(message: str, **detail: Any) -> TopicsError:
     return TopicsError(INVALID_REQUEST, message, detail)
 
 
-def topic_not_found(name: str) -> TopicsError:
-    return TopicsError(TOPIC_NOT_FOUND, f'topic "{name}" does not exist', {"topic": name})
+def topic_not_found(name: str, hint: str = "") -> TopicsError:
+    """`hint` says why the request did not create it, and what would."""
+    return TopicsError(TOPIC_NOT_FOUND, f'topic "{name}" does not exist{hint and ", " + hint}', {"topic": name})

@@ -46,7 +46,12 @@ def test_return_seqs(http, name):
 
 
 def test_create_false(http, name):
-    envelope(http.post(f"/v0/topics/{name}", json=ONE | {"create": False}), 404, "topic_not_found")
+    error = envelope(http.post(f"/v0/topics/{name}", json=ONE | {"create": False}), 404, "topic_not_found")
+    assert "create:false" in error["message"]
+    for config in ({"auto_create": False}, {"auto_create": False, "durability": "fsync"}):
+        error = envelope(http.post(f"/v0/topics/{name}", json=ONE | {"config": config}), 404, "topic_not_found")
+        assert "auto_create" in error["message"]
+        assert "create:true" in error["message"]  # what to do about it
     assert http.post(f"/v0/topics/{name}", json=ONE | {"create": True}).status_code == 201
     assert http.post(f"/v0/topics/{name}", json=ONE | {"create": False}).status_code == 200
 

@@ -122,6 +122,18 @@ def test_json(http, name):
     assert body["topics_shard_up"] == {"0": 1, "1": 1}
 
 
+def test_the_weights_of_accept_count(http):
+    for accept, kind in (
+        ("application/json;q=0.5, text/plain", "text/plain"),
+        ("application/json;q=0", "text/plain"),
+        ("text/plain;q=0.5, application/json", "application/json"),
+        ("text/html", "text/plain"),
+    ):
+        answer = http.get("/v0/metrics", headers={"accept": accept})
+        assert answer.status_code == 200
+        assert answer.headers["content-type"].startswith(kind), accept
+
+
 def test_the_per_topic_block_is_bounded(fresh):
     instance = fresh().start()
     with httpx.Client(base_url=instance.url) as http:

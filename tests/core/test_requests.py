@@ -116,6 +116,34 @@ def test_the_key_of_the_body_wins_over_the_header():
     assert append({**one_record(), "idempotency_key": "b"}, header_key="h").key == "b"
 
 
+# -- what is refused says where
+
+
+@pytest.mark.parametrize(
+    ("decode", "body", "detail"),
+    [
+        (append, {"records": [{"data": 1}, {"data": 1, "tag": 3}]}, {"index": 1, "field": "tag"}),
+        (append, {"records": [{"tag": "a"}]}, {"index": 0, "field": "data"}),
+        (append, {"records": [1]}, {"index": 0, "field": "records"}),
+        (append, {"records": 1}, {"field": "records"}),
+        (append, {}, {"field": "records"}),
+        (append, b"[]", {}),
+        (append, {"records": [{"data": 1, "node": "x" * 129}]}, {"index": 0, "field": "node"}),
+        (append, {"records": [{"data": 1}], "create": "yes"}, {"field": "create"}),
+        (append, {"records": [{"data": 1}], "config": 3}, {"field": "config"}),
+        (append, {"records": [{"data": 1}], "config": {"ttl_ms": "1"}}, {"field": "ttl_ms"}),
+        (decode_diff, {"from_seq": "1"}, {"field": "from_seq"}),
+        (decode_diff, {"node": ["a", 1]}, {"index": 1, "field": "node"}),
+        (decode_delete, {"before_seq": 1.5}, {"field": "before_seq"}),
+        (decode_delete, {"befor_seq": 1}, {"field": "befor_seq"}),
+        (decode_delete, {"match": ["tag", "Is", "x"]}, {"field": "match"}),
+    ],
+)
+def test_the_field_at_fault_is_named(decode, body, detail):
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    assert refused(decode, raw, BOUNDS).detail == detail
+
+
 # -- limits
 
 

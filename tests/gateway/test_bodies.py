@@ -93,10 +93,21 @@ async def test_a_bomb_is_too_large_and_never_inflated(size, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "data", [b"not gzip", gzip.compress(b"abc")[:-1], gzip.compress(b"abc") + b"junk", b"\x1f\x8b", b"\x1f"]
+    ("data", "why"),
+    [
+        (b"not gzip", "the body is not valid gzip"),
+        (b"x", "the body is not valid gzip"),
+        (gzip.compress(b"abc")[:-1], "ends too early"),
+        (gzip.compress(b"abc") + gzip.compress(b"abc")[:5], "ends too early"),
+        (gzip.compress(b"abc") + b"junk", "not gzip follows"),
+        (gzip.compress(b"abc") + b"j", "not gzip follows"),
+        (gzip.compress(b"abc") + b"\0", "not gzip follows"),
+        (b"\x1f\x8b", "ends too early"),
+        (b"\x1f", "ends too early"),
+    ],
 )
-async def test_bad_gzip(data):
-    with pytest.raises(TopicsError) as refused:
+async def test_bad_gzip(data, why):
+    with pytest.raises(TopicsError, match=why) as refused:
         await bodies.inflate(data, 1000)
     assert refused.value.code == "invalid_request"
 

@@ -170,7 +170,7 @@ def _decode_object(raw: bytes | Mapping[str, Any]) -> Mapping[str, Any]:
     except (msgspec.DecodeError, ValueError, RecursionError) as error:
         raise invalid(f"the config is not valid JSON: {error}") from None
     if not isinstance(value, dict):
-        raise invalid("the config must be a JSON object")
+        raise invalid("the config must be a JSON object", field="config")
     return value
 
 

@@ -46,7 +46,7 @@ def parse_match(value: Any) -> TagMatch:
 
 
 def _refuse(rule: str) -> TopicsError:
-    return invalid(f"a tag match {rule}")
+    return invalid(f"a tag match {rule}", field="match")
 
 
 def prefix_end(prefix: bytes) -> bytes | None:

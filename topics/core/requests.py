@@ -146,7 +146,7 @@ def _check_record(index: int, record: RecordIn, bounds: Limits) -> None:
                 f"records[{index}].tag is {tag_bytes} bytes; the limit is {bounds.tag_bytes}", index=index, field="tag"
             )
     if record.node is not None:
-        _check_node(record.node, f"records[{index}].node", bounds)
+        _check_node(record.node, f"records[{index}].node", bounds, index=index)
 
 
 def _check_meta(index: int, raw: bytes, bounds: Limits) -> int:
@@ -167,9 +167,9 @@ def _check_meta(index: int, raw: bytes, bounds: Limits) -> int:
     return len(raw)
 
 
-def _check_node(node: str, where: str, bounds: Limits) -> None:
-    if len(node) * 4 > bounds.node_bytes and len(node.encode()) > bounds.node_bytes:
-        raise invalid(f"{where} is {len(node.encode())} bytes; the limit is {bounds.node_bytes}", field="node")
+def _check_node(node: str, where: str, bounds: Limits, **detail: int) -> None:
+    if len(node) * 4 > bounds.node_bytes and (size := len(node.encode())) > bounds.node_bytes:
+        raise invalid(f"{where} is {size} bytes; the limit is {bounds.node_bytes}", **detail, field="node")
 
 
 def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
@@ -223,7 +223,7 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview, bounds
     except UnicodeDecodeError as error:
         raise invalid(f"the body is not valid UTF-8 at byte {error.start}") from None
     except msgspec.ValidationError as error:
-        raise invalid(_friendly(str(error))) from None
+        raise _refused(str(error)) from None
     except msgspec.DecodeError as error:
         hint = " (half of a surrogate pair, such as \\ud800 alone, cannot be taken)" if _SURROGATE.search(body) else ""
         raise invalid(f"the body is not valid JSON: {error}{hint}") from None
@@ -233,10 +233,18 @@ def _decode(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview, bounds
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _AT = re.compile(r"^(?P<what>.*) - at `\$\.?(?P<path>[^`]*)`$")
+_NAMED = re.compile(r"(?:missing required|contains unknown) field `(?P<field>[^`]*)`")
+_PLACE = re.compile(r"^(?P<list>\w+)\[(?P<index>\d+)\]\.?(?P<member>\w*)$")
 
 
-def _friendly(message: str) -> str:
-    """msgspec's message with the path first: "records[0].tag: expected `str | null`, got `int`"."""
+def _refused(message: str) -> TopicsError:
+    """msgspec's message with the path first: "records[0].tag: expected `str | null`, got `int`". The detail names the
+    field, and the index if it is one of a list."""
     found = _AT.match(message)
     what, path = (found["what"], found["path"]) if found else (message, "")
-    return f"{path or 'the body'}: {what[0].lower()}{what[1:]}"
+    detail: dict[str, Any] = {"field": path} if path else {}
+    if place := _PLACE.match(path):
+        detail = {"index": int(place["index"]), "field": place["member"] or place["list"]}
+    if named := _NAMED.search(what):
+        detail["field"] = named["field"]
+    return invalid(f"{path or 'the body'}: {what[0].lower()}{what[1:]}", **detail)

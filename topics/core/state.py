@@ -88,6 +88,8 @@ def _narrow(prefix: str, allowed: Sequence[str]) -> list[str]:
     return narrowed
 
 
+MAY_NOT_CREATE = "and this write may not create it (create:false): PUT it, or send create:true"
+
 # --- deciding -----------------------------------------------------------------------------------------------------
 
 
@@ -106,8 +108,10 @@ def config_of_new(name: str, request: Append) -> TopicConfig:
     """The configuration a write gives the topic it creates; refuses if the write may not create it."""
     patch = request.config if request.config is not None else ConfigPatch({})
     config = configs.merge(None, patch, name)
-    if request.create is False or (request.create is None and not config.auto_create):
-        raise topic_not_found(name)
+    if request.create is False:
+        raise topic_not_found(name, MAY_NOT_CREATE)
+    if request.create is None and not config.auto_create:
+        raise topic_not_found(name, "and by its config (auto_create) no write creates it: PUT it, or send create:true")
     if request.config is not None and not request.may_configure:
         message = "the API key lacks the scope admin, which a write needs that creates its topic with a config"
         raise TopicsError(errors.FORBIDDEN, message, {"scopes": ["admin"]})

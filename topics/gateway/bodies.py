@@ -8,6 +8,7 @@ from topics import errors, limits
 from topics.errors import TopicsError, invalid
 from topics.gateway.messages import Request, Response
 
+GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 GZIP_LEVEL = 1  # clients ask for gzip on slow links; the server's time is worth more than the last per cent
 COMPRESSIBLE = (b"application/json", b"text/plain")
@@ -89,11 +90,12 @@ def _inflate(body: bytes, limit: int, stop_at: int | None = None) -> bytes | Non
     have = 0
     most = limit if stop_at is None else min(limit, stop_at)
     while body:
+        broken = "something that is not gzip follows the gzip body" if parts else "the body is not valid gzip"
         member = zlib.decompressobj(GZIP_WINDOW)
         try:
             part = member.decompress(body, most - have + 1)
         except zlib.error:
-            raise invalid("the body is not valid gzip") from None
+            raise invalid(broken) from None
         parts.append(part)
         have += len(part)
         if have > most:
@@ -101,7 +103,8 @@ def _inflate(body: bytes, limit: int, stop_at: int | None = None) -> bytes | Non
                 return None
             raise too_large(limit)
         if not member.eof:
-            raise invalid("the gzip body ends too early")
+            ours = body.startswith(GZIP_MAGIC[: len(body)])
+            raise invalid("the gzip body ends too early" if ours else broken)
         body = member.unused_data
     return parts[0] if len(parts) == 1 else b"".join(parts)
 

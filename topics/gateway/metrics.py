@@ -11,8 +11,9 @@ from typing import Any
 import msgspec
 
 from topics import limits
+from topics.gateway.accept import preferred
 from topics.gateway.dispatch import Gateway
-from topics.gateway.messages import Request, Response
+from topics.gateway.messages import JSON, Request, Response
 from topics.gateway.routing import Route
 from topics.rpc.open_calls import Reply
 
@@ -61,7 +62,7 @@ async def metrics(gateway: Gateway, request: Request) -> Response:
     answers = await gateway.shards.call_all("metrics", head, limits.METRICS_DEADLINE_MS)
     shards = {shard: answer.head if isinstance(answer, Reply) else None for shard, answer in answers.items()}
     families = list(_families(gateway, shards))
-    if b"application/json" in request.headers.get(b"accept", b"").lower():
+    if preferred(request.headers.get(b"accept", b""), b"text/plain", JSON) == JSON:
         return Response(msgspec.json.encode(to_json(families))[:-1], 200, {})
     return Response(to_text(families), 200, None, TEXT)
 

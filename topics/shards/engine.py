@@ -171,7 +171,7 @@ class Engine:
         if request.key is not None and self._deduplicated(topic, request, now, done, fail):
             return
         if request.create is False and not topic.published:
-            raise errors.topic_not_found(name)
+            raise errors.topic_not_found(name, core.MAY_NOT_CREATE)
         self.expire(topic)
         self._make_room_for_key(request, now)
         event = core.decide_append(self.state, topic, request, now, blocks)
