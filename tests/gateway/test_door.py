@@ -117,6 +117,17 @@ def test_several_authorization_headers_are_none():
     assert refused.value.code == "unauthorized"
 
 
+@pytest.mark.parametrize("path", ["/v0/topics/a", "/v0/topics/a/delete", "/v0/topics/a/nothing", "/v0/topics"])
+@pytest.mark.parametrize(("key", "status"), [("wrong", 401), ("reader", 403), ("full", 413)])
+async def test_nobody_is_told_to_send_a_body_that_will_be_refused(path, key, status):
+    headers = f"Authorization: Bearer {key}\r\nExpect: 100-continue\r\n"
+    status = {"/v0/topics/a/nothing": 404, "/v0/topics": 405}.get(path, status)
+    async with serving(door=Door(ring()), body_bytes=100) as bench, bench.client() as client:
+        await client.send(request("POST", path, b"x" * 101, headers)[:-101])
+        found = await client.response()
+        assert (found.status, found.closes) == (status, True)
+
+
 async def test_a_refused_body_is_read_away_so_that_the_client_sees_why():
     """Closing while it still sends would reset the connection, and the answer with it."""
     for path in ("/v0/topics/a", "/v0/topics/a/delete"):

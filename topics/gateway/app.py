@@ -65,7 +65,7 @@ def from_quart(request: quart.Request) -> Request:
         scope["raw_path"],
         scope["query_string"],
         header_map(list(scope["headers"])),
-        QuartBody(request),
+        QuartBody(request, scope.get("topics.want_body")),
         scope.get("topics.started_ns"),
         scope["topics.visitor"],
     )
@@ -86,12 +86,15 @@ async def no_websocket() -> Response:
 class QuartBody:
     """A body that Quart collects. When the client goes, Quart cancels the request's task."""
 
-    def __init__(self, request: quart.Request | None) -> None:
+    def __init__(self, request: quart.Request | None, want: Callable[[], object] | None = None) -> None:
         self._request = request
+        self._want = want  # to be called before the body is read: the client may be waiting for it
 
     async def read(self, limit: int) -> bytes:
         if self._request is None:
             return b""
+        if self._want is not None:
+            self._want()
         try:
             with trio.fail_after(BODY_TIMEOUT_S):
                 body: bytes = await self._request.body

@@ -1,20 +1,21 @@
 """A request of HTTP/1.1 answered by an ASGI app, in the connection's task.
 
 `receive` reads the socket only when the app asks, so a slow app slows its client down; once the body is through it
-waits for the client to go. What goes wrong with the body (a stall, bad chunks) ends the app as a disconnect would,
-and is answered here if the app has not begun to.
+waits for the client to go. Quart asks at once, before the door has been passed; so a client that waits for `100
+Continue` is told to go on only when a handler wants the body (`topics.want_body`). What goes wrong with the body (a
+stall, bad chunks) ends the app as a disconnect would, and is answered here if the app has not begun to.
 """
 
 import logging
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import trio
 from trio.lowlevel import checkpoint
 
 from topics import errors
 from topics.errors import TopicsError
 from topics.gateway import render
-from topics.gateway.bodies import check_length
 from topics.gateway.dispatch import finish
 from topics.gateway.messages import ClientGone, Request, Response
 from topics.gateway.parser import Incoming
@@ -31,10 +32,6 @@ async def run_app(connection: "Connection", incoming: Incoming, path: bytes, que
     """Leaves the connection ready for its next request, or about to close."""
     exchange = Exchange(connection, incoming)
     try:
-        if incoming.expects:  # an app asks for the body at once; refuse before the client is told to go on
-            check_length(
-                dict(incoming.headers).get(b"content-length", b"0"), connection.server.gateway.limits.body_bytes
-            )
         await connection.server.app(exchange.scope(path, query), exchange.receive, exchange.send)
     except TopicsError as error:
         exchange.failure = error
@@ -55,6 +52,7 @@ class Exchange:
         self._connection = connection
         self._incoming = incoming
         self._body_done = False
+        self._body_wanted = trio.Event()
         self._status = 0
         self._headers: list[tuple[bytes, bytes]] = []
         self._started = False  # the head has been sent
@@ -83,6 +81,7 @@ class Exchange:
             "state": {},
             "topics.started_ns": incoming.started_ns,
             "topics.visitor": self._connection.visitor,
+            "topics.want_body": self._body_wanted.set,
         }
 
     async def receive(self) -> dict[str, Any]:
@@ -92,6 +91,8 @@ class Exchange:
                 await self._connection.watch()
             return {"type": "http.disconnect"}
         if not incoming.parts and not incoming.complete:
+            if incoming.expects:
+                await self._body_wanted.wait()
             try:
                 await self._connection.read_more(incoming)
                 self._connection.visitor.reserve(incoming.received)
