@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from topics.board import PROGRESS_WHOLE, BadBoard, Board, ChildState, Phase
+from topics.errors import TopicsError
 
 
 @pytest.fixture
@@ -129,6 +130,15 @@ def test_the_lock_of_a_killed_process_is_free(path):
         holder.send_signal(signal.SIGKILL)
         with board.locked():
             pass
+
+
+def test_a_lock_that_is_not_let_go_of_is_waited_for_only_so_long(path):
+    board, other = Board.create(path, shards=1, gateways=1), Board.open(path)
+    with other.locked(), pytest.raises(TopicsError) as refused, board.locked():
+        raise AssertionError
+    assert refused.value.code == "not_ready"
+    with board.locked():
+        pass
 
 
 def test_shards_have_counted_when_every_one_that_is_served_has(path):

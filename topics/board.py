@@ -16,20 +16,25 @@ little-endian u64, 8-byte aligned, so that one is read and written whole; a set 
     …    G gateway slots of 16 + 2·K cells gateway i: GATEWAY_FIELDS, then per key: requests under way, open streams
 
 A slot has one writer, so no cell is ever lost to a race. Caps over the whole instance are exact because a creation
-runs in `with board.locked()`: sum, compare, bump the own slot. That is a flock, which the kernel frees when its
-holder dies; nothing in the section may wait for anything. When a child dies the supervisor clears what its
-connections held, not its topics or bytes: those are on disk and come back with it. A shard's numbers count from the
-moment it says so (`counted`); until all have, sums over shards are too low to admit anything by.
+runs in `with board.locked()`: sum, compare, bump the own slot. That is a flock, which the kernel frees when its holder
+dies; nothing in the section may wait for anything. A holder that lives but does not run (a stopped process) makes
+creations fail with `not_ready` after a short while; nothing else needs the lock. When a child dies the supervisor
+clears what its connections held, not its topics or bytes: those are on disk and come back with it. A shard's numbers
+count from the moment it says so (`counted`); until all have, sums over shards are too low to admit anything by.
 """
 
 import fcntl
 import mmap
 import os
 import struct
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from enum import IntEnum
 from typing import NamedTuple
+
+from topics import errors, limits
+from topics.errors import TopicsError
 
 MAGIC = int.from_bytes(b"TOPBOARD", "little")
 VERSION = 1
@@ -235,12 +240,26 @@ class Board:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Exclusive over all processes. No await and no I/O inside: everybody else stands still meanwhile."""
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        """Exclusive over all processes. No await and no I/O inside: everybody else stands still meanwhile.
+
+        Raises `not_ready` if somebody else does not let go of it."""
+        self._lock()
         try:
             yield
         finally:
             fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _lock(self) -> None:
+        ends = time.monotonic() + limits.BOARD_LOCK_MS / 1000
+        while True:
+            try:
+                fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                if time.monotonic() > ends:
+                    message = "another process of the server holds what this request must be counted by; retry"
+                    raise TopicsError(errors.NOT_READY, message, {"retry_after_ms": 1000}) from None
+            time.sleep(limits.BOARD_LOCK_RETRY_US / 1e6)
 
     @property
     def phase(self) -> Phase:
@@ -261,11 +280,12 @@ class Board:
         )
 
     def clear_gateway(self, index: int) -> None:
-        """For the supervisor, when that gateway has ended and before it starts again: its connections are gone."""
+        """For the supervisor, when that gateway has ended and before it starts again: its connections are gone.
+
+        Without the lock: nobody else writes these cells now, and whoever adds them up gets no more than was true."""
         first = self._gateways_at + index * self._gateway_cells
-        with self.locked():
-            for cell in range(first, first + self._gateway_cells):
-                self._cells[cell] = 0
+        for cell in range(first, first + self._gateway_cells):
+            self._cells[cell] = 0
 
     def _shard(self, index: int) -> Slot:
         return Slot(self._cells, self._shards_at + index * SHARD_CELLS, SHARD_FIELDS)

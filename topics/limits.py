@@ -87,6 +87,10 @@ READY_DEADLINE_MS = 1_000  # a shard that says nothing this long counts as down 
 METRICS_DEADLINE_MS = 250
 METRICS_TOPICS_MAX = 1000  # rows of the per-topic block
 
+# --- the board ----------------------------------------------------------------------------------------------------
+BOARD_LOCK_MS = 250  # the lock is held for microseconds; longer than this, its holder has been stopped
+BOARD_LOCK_RETRY_US = 50
+
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000
 THREAD_BODY_BYTES = 64 * KIB  # bodies above this are decoded and rendered in a thread

@@ -223,3 +223,18 @@ def test_streams_without_keys_or_caps(board):
     for slot in kept:
         slot.close()
     assert board.total("streams") == board.key_total(0, "key_streams") == 0
+
+
+def test_nothing_is_counted_when_the_lock_is_not_to_be_had(path):
+    board = Board.create(path, shards=1, gateways=2, keys=1)
+    slots = RequestSlots(Board.open(path), 0, most=1)
+    streams = StreamSlots(Board.open(path), 0, Caps())
+    board.add_to_key(1, 0, "key_requests", 1)
+    with board.locked():
+        for take in (slots.take, streams.take):
+            with pytest.raises(TopicsError) as refused:
+                take(0)
+            assert refused.value.code == "not_ready"
+        board.clear_gateway(1)  # needs no lock
+    assert (board.key_total(0, "key_requests"), board.key_total(0, "key_streams"), board.total("streams")) == (0, 0, 0)
+    assert slots.take(0)

@@ -44,10 +44,14 @@ class RequestSlots:
 
     def _look_closely(self, cells: KeyCells) -> None:
         assert self._board is not None
-        with self._board.locked():
-            if cells.total() <= self._most:
-                return
+        try:
+            with self._board.locked():
+                if cells.total() <= self._most:
+                    return
+                cells.add(-1)
+        except TopicsError:  # the lock was not to be had
             cells.add(-1)
+            raise
         raise throttled("max_inflight_per_key", self._most, "this API key has too many requests under way")
 
     def give_back(self, key: int) -> None:
