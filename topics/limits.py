@@ -35,6 +35,7 @@ WAL_FIRST_FILE_BYTES = 1 * MIB  # the first file of an empty shard is small, so 
 WAL_FRAME_MAX = 160 * MIB
 WAL_QUEUE_FRAMES_MAX = 65_536
 WAL_QUEUE_BYTES_MAX = 256 * MIB
+WAL_ROOM_RETRY_MS = 5  # how often a write that opted out of 429 looks whether the queue has emptied
 SYNC_TIMER_MS = 5  # an acked `disk` write is synced at the latest this long after its enqueue
 CEILING_AHEAD = 65_536  # seqs a `disk` topic reserves durably ahead of its head
 SPACE_RESERVE_BYTES = 8 * MIB  # free space kept back so that a checkpoint and control frames still fit
@@ -122,6 +123,7 @@ assert BLOCK_RECORDS_MAX <= 0xFFFF
 assert BATCH_BYTES_DEFAULT <= BATCH_BYTES_MAX
 assert WAL_FIRST_FILE_BYTES <= WAL_FILE_BYTES <= CHECKPOINT_WAL_BYTES
 assert Limits().body_bytes * 2 < WAL_FRAME_MAX <= RPC_BODY_MAX
+assert Limits().body_bytes * 2 <= WAL_QUEUE_BYTES_MAX // 2  # so the largest write fits into a queue half full
 assert Limits().meta_bytes < 0xFFFF - 4 * KIB  # block columns keep meta lengths in 16 bits, with room for stamps
 assert RPC_JOIN_BYTES < RPC_CHUNK_BYTES <= RPC_SEND_BATCH_BYTES < RPC_SEND_QUEUE_BYTES // 4
 assert RPC_BODY_MAX <= RPC_PARTIAL_BYTES

@@ -37,6 +37,14 @@ def test_put_creates_once(http, name):
     assert (again.status_code, again.json()["created"]) == (200, False)
 
 
+def test_only_durable_topics_tell_of_syncs(http, name):
+    for config, synced in (({}, False), ({"durability": "memory"}, False), ({"durable": True}, True)):
+        perf = http.put(f"/v0/topics/{name}", json=config).json()["performance"]
+        assert (perf["fsync_ms"] > 0) is synced
+    http.put(f"/v0/topics/{name}", json={"durable": False})
+    assert http.delete(f"/v0/topics/{name}").json()["performance"]["fsync_ms"] == 0
+
+
 @pytest.mark.parametrize("content", [b"", b"{}"])
 def test_an_empty_put_is_all_defaults(http, name, content):
     headers = {"content-type": "application/json"} if content else {}

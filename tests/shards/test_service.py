@@ -42,6 +42,48 @@ async def ask(connection: Connection, method: str, body: bytes = b"", **head: An
     return fields
 
 
+# --- a full log queue -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [ONE, LARGE])
+async def test_a_write_may_wait_for_room_in_the_log_queue(body: bytes) -> None:
+    async with serving() as (service, connection):
+        log = service._engine.log
+        log.bytes = limits.WAL_QUEUE_BYTES_MAX
+        with pytest.raises(TopicsError) as caught:
+            await ask(connection, "append", body)
+        assert (caught.value.code, caught.value.detail["limit"]) == (errors.THROTTLED, "wal_queue")
+        patient = body[:-1] + b',"disable_backpressure":true}'
+        answers: list[dict[str, Any]] = []
+        async with trio.open_nursery() as nursery:
+
+            async def write() -> None:
+                answers.append(await ask(connection, "append", patient))
+
+            nursery.start_soon(write)
+            await until(lambda: service.bodies.bytes > 0)
+            assert not answers
+            log.bytes = 0
+        assert answers[0]["head_seq"] == 1
+        assert service.bodies.bytes == 0
+
+
+async def test_a_write_that_waits_for_room_hears_of_a_stop() -> None:
+    async with serving() as (service, connection):
+        service._engine.log.bytes = limits.WAL_QUEUE_BYTES_MAX
+        async with trio.open_nursery() as nursery:
+
+            async def write() -> None:
+                with pytest.raises(TopicsError) as caught:
+                    await ask(connection, "append", ONE[:-1] + b',"disable_backpressure":true}')
+                assert caught.value.code == errors.SHUTTING_DOWN
+
+            nursery.start_soon(write)
+            await until(lambda: service.bodies.bytes > 0)
+            service.draining = True
+        service._engine.log.bytes = 0
+
+
 # --- heads --------------------------------------------------------------------------------------------------------
 
 

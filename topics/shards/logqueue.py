@@ -49,6 +49,11 @@ class LogQueue:
         self.counters.refused += 1
         return False
 
+    @property
+    def crowded(self) -> bool:
+        """Half full or more. When it is not, any write has room."""
+        return self.bytes * 2 >= limits.WAL_QUEUE_BYTES_MAX or len(self._frames) * 2 >= limits.WAL_QUEUE_FRAMES_MAX
+
     def put(self, event: Event, slots: tuple[int, ...] = ()) -> int:
         """Queue an event; its lsn. `slots` are marked used before the frame is written."""
         kind, body = encode_event(event)

@@ -93,7 +93,7 @@ class Service:
 
         def done(outcome: tuple[Topic, bool]) -> None:
             topic, created = outcome
-            perf = clock.perf(synced=True)
+            perf = clock.perf(synced=topic.config.durable)
             call.reply({"created": created, "perf": perf}, replies.topic_config(topic, created=created))
 
         self._engine.put_topic(name, patch, done, call.fail)
@@ -127,10 +127,12 @@ class Service:
         head = read_head(call.head, RemoveHead)
         name = check_topic_name(head.topic)
         clock = _Timer(self)
+        topic = self._engine.state.topics.get(name)
+        durable = topic is not None and topic.config.durable
 
         def done(removed: bool) -> None:
             body = replies.opened({"topic": name, "deleted": removed, "routers_removed": []})
-            call.reply({"deleted": removed, "perf": clock.perf(synced=removed)}, body)
+            call.reply({"deleted": removed, "perf": clock.perf(synced=removed and durable)}, body)
 
         self._engine.remove_topic(name, head.if_empty, done, call.fail)
 
@@ -143,6 +145,9 @@ class Service:
             call.run(self._append_large, call, head, name)
             return
         request = _decode(call.body, name, head, self._store.bounds)
+        if request.disable_backpressure and self._engine.log.crowded:
+            call.run(self._append_later, call, head, name, request)
+            return
         topic = self._engine.state.topics.get(name)
         if topic is not None and topic.held is not None:
             self._append_held(call, head, name, request)
@@ -158,6 +163,20 @@ class Service:
         except BaseException:
             give_back()
             raise
+
+    async def _append_later(self, call: Call, head: AppendHead, name: str, request: Append) -> None:
+        """A write that would rather wait than hear that the log queue is full."""
+        give_back = self.bodies.take(len(call.body))
+        try:
+            await self._wait_for_room()
+        finally:
+            give_back()
+        self._append_held(call, head, name, request)
+
+    async def _wait_for_room(self) -> None:
+        while self._engine.log.crowded:
+            await trio.sleep(limits.WAL_ROOM_RETRY_MS / 1000)
+            self.check_open()
 
     def _answer_append(self, call: Call, head: AppendHead) -> Callable[[Appending], None]:
         clock = _Timer(self)
@@ -178,6 +197,8 @@ class Service:
         give_back = self.bodies.take(len(call.body))
         try:
             request = await trio.to_thread.run_sync(_decode, call.body, name, head, self._store.bounds)
+            if request.disable_backpressure:
+                await self._wait_for_room()
             done = _before(give_back, self._answer_append(call, head))
             await self._append_rendered(name, request, done, _before(give_back, call.fail))
         except BaseException:
@@ -244,6 +265,7 @@ class Service:
     # --- measuring ------------------------------------------------------------------------------------------------
 
     def log_times(self, waited_ms: float, *, synced: bool) -> dict[str, float]:
+        """`fsync_ms` is of durable topics only, as the API says, though others' control events are synced as well."""
         sync_ms = min(self._committer.sync_times.last_ms, waited_ms) if synced else 0.0
         return {"wal_append_ms": round(waited_ms - sync_ms, 3), "fsync_ms": round(sync_ms, 3)}
 
