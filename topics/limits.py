@@ -45,6 +45,7 @@ CHECKPOINT_WAL_BYTES = 64 * MIB
 CHECKPOINT_INTERVAL_MS = 60_000
 PACK_TOPIC_BYTES = 1 * MIB  # a topic shares pack files until it has this much of its own
 TAIL_CACHE_BYTES = 32 * MIB
+BOOK_KEY_MAX = 1024  # characters of a key of a shard's own books
 IDEMPOTENCY_KEYS_MAX = 1_000_000  # remembered keys of one shard; above it new keys are throttled
 
 # --- RPC ----------------------------------------------------------------------------------------------------------

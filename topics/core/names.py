@@ -13,11 +13,17 @@ _TOPIC = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{NAME_MAX - 1}}}")
 _ROUTER = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:>-]{{0,{NAME_MAX - 1}}}")
 
 TOPIC_RULE = f"1 to {NAME_MAX} characters of A-Z a-z 0-9 . _ : - and starts with a letter or a digit"
+HIDDEN_MARK = "$"  # begins the names of the server's own topics; no other name can begin with it
 ROUTER_RULE = f"1 to {NAME_MAX} characters of A-Z a-z 0-9 . _ : - > and starts with a letter or a digit"
 
 
 def is_topic_name(name: str) -> bool:
     return _TOPIC.fullmatch(name) is not None
+
+
+def is_hidden_name(name: str) -> bool:
+    """Whether this is a topic that nobody outside its shard sees (topics/shards/hidden.py)."""
+    return name.startswith(HIDDEN_MARK)
 
 
 def check_topic_name(name: str) -> str:

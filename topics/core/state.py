@@ -40,7 +40,7 @@ class ShardState:
     def __init__(self) -> None:
         self.topics: dict[str, Topic] = {}
         self.by_id: dict[int, Topic] = {}
-        self.names: SortedList[str] = SortedList()
+        self.names: SortedList[str] = SortedList()  # without those of hidden topics
         self.next_topic_id = 1
         self.next_epoch = 1
         self.next_cell = 1  # cell 0 of the head register holds the boot mark
@@ -226,7 +226,8 @@ def _apply_created(state: ShardState, event: TopicCreated, lsn: int) -> Topic:
         residence.begin(topic)
     state.topics[event.name] = topic
     state.by_id[event.topic_id] = topic
-    state.names.add(event.name)
+    if not topic.hidden:
+        state.names.add(event.name)
     state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
     state.next_epoch = max(state.next_epoch, event.epoch + 1)
     state.take_cell(event.cell)
@@ -282,7 +283,7 @@ def _apply_removed(state: ShardState, topic: Topic) -> Topic:
     del state.by_id[topic.id]
     if state.topics.get(topic.name) is topic:
         del state.topics[topic.name]
-        state.names.remove(topic.name)
+        state.names.discard(topic.name)
     state.free_cells.append(topic.cell)
     state.keys -= len(topic.keys) if topic.keys is not None else 0
     return topic

@@ -17,6 +17,7 @@ from topics.core.config import TopicConfig
 from topics.core.deletion import Deletion, Strike, strikes_in
 from topics.core.idempotency import KeyWindow
 from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
+from topics.core.names import is_hidden_name
 from topics.core.ranges import SeqRanges
 from topics.core.tags import GENERATION_RECORDS, Pattern, TagGeneration
 
@@ -44,6 +45,7 @@ class Topic:
         "flips",
         "head_seq",
         "held",
+        "hidden",
         "holes",
         "id",
         "keys",
@@ -69,6 +71,7 @@ class Topic:
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
         self.id = topic_id
         self.name = name
+        self.hidden = is_hidden_name(name)
         self.epoch = epoch
         self.config = config
         self.next_seq = SEQ_BASE

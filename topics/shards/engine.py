@@ -36,6 +36,7 @@ from topics.core.events import (
     WentIdle,
 )
 from topics.core.idempotency import digest_key
+from topics.core.names import is_hidden_name
 from topics.core.ranges import SeqRanges
 from topics.core.requests import Append
 from topics.core.state import ShardState
@@ -100,7 +101,7 @@ class Engine:
         topic = self.state.topics.get(name)
         if topic is None:
             config = configs.merge(None, patch, name)
-            self.quota.admit(1)
+            self.quota.admit_topic(name)
             event = core.decide_create(self.state, name, config, self.now())
             self._create(event, event, lambda topic: done((topic, True)), fail)
             return
@@ -333,7 +334,7 @@ class Engine:
         size = sum(sum(block.sizes()) for block in event.blocks)
         topic.pending_records += event.count
         topic.pending_bytes += size
-        self.holdings.pending_bytes += size
+        self.holdings.pended(topic, size)
         if event.key:
             topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
             topic.pending_keys[event.key] = []
@@ -341,7 +342,7 @@ class Engine:
         def settle() -> Retries:
             topic.pending_records -= event.count
             topic.pending_bytes -= size
-            self.holdings.pending_bytes -= size
+            self.holdings.pended(topic, -size)
             return topic.pending_keys.pop(event.key, []) if event.key and topic.pending_keys is not None else []
 
         return settle
@@ -399,7 +400,7 @@ class Engine:
         """Bring a topic into being. It takes seqs at once, but nobody sees it before it is durable."""
         self._make_cell(created.cell)
         slot = slot_of(created.name)
-        fresh = () if slot in self._used_slots else (slot,)
+        fresh = () if slot in self._used_slots or is_hidden_name(created.name) else (slot,)
         self._used_slots.update(fresh)
         lsn = self.log.put(event, fresh)
         topic: Topic = core.apply(self.state, created, lsn)

@@ -21,6 +21,8 @@ class Totals:
 
     def add_all(self, store: Store) -> Iterator[None]:
         for topic in list(store.engine.state.by_id.values()):
+            if topic.hidden:
+                continue
             self.by_class[topic.config.durability] += 1
             self.queues += topic.config.type == "queue"
             self.records += topic.count

@@ -12,6 +12,7 @@ was admitted but is not applied yet counts in full. A refusal costs nothing and 
 from topics import errors
 from topics.board import Board
 from topics.core.events import Appended
+from topics.core.names import is_hidden_name
 from topics.core.state import ShardState
 from topics.core.topic import Topic
 from topics.errors import TopicsError
@@ -20,22 +21,32 @@ RETRY_AFTER_MS = 1000
 
 
 class Holdings:
-    """What a shard holds, as running sums. The engine keeps them right at every change of a topic."""
+    """What a shard holds, as running sums. The engine keeps them right at every change of a topic.
+
+    Hidden topics do not count: they belong to the server, not to those whose topics are capped.
+    """
 
     def __init__(self, state: ShardState) -> None:
-        self._by_id = state.by_id
-        self.records = sum(topic.count for topic in state.by_id.values())
-        self.bytes = sum(topic.bytes for topic in state.by_id.values())
+        self._names = state.names
+        topics = [topic for topic in state.by_id.values() if not topic.hidden]
+        self.records = sum(topic.count for topic in topics)
+        self.bytes = sum(topic.bytes for topic in topics)
         self.pending_bytes = 0  # of writes that were admitted and wait for their sync
 
     @property
     def topics(self) -> int:
-        return len(self._by_id)
+        return len(self._names)
 
     def moved(self, topic: Topic, records: int, size: int) -> None:
         """The topic held `records` and `size` before; now it holds what it says."""
-        self.records += topic.count - records
-        self.bytes += topic.bytes - size
+        if not topic.hidden:
+            self.records += topic.count - records
+            self.bytes += topic.bytes - size
+
+    def pended(self, topic: Topic, size: int) -> None:
+        """A write of that size waits for its sync; negative: no more."""
+        if not topic.hidden:
+            self.pending_bytes += size
 
 
 class Quota:
@@ -46,6 +57,11 @@ class Quota:
 
         To be called when nothing else can refuse any more, and followed at once by what was admitted.
         """
+
+    def admit_topic(self, name: str) -> None:
+        """As `admit`, for a topic without records."""
+        if not is_hidden_name(name):
+            self.admit(1)
 
     def publish(self) -> None:
         """Tell the others what this shard holds now."""
@@ -63,6 +79,8 @@ class BoardQuota(Quota):
         self._complete = False
 
     def admit(self, new_topics: int, topic: Topic | None = None, write: Appended | None = None) -> None:
+        if topic is not None and topic.hidden:
+            return
         size = growth = 0
         if self._max_bytes and write is not None:
             size = sum(sum(block.sizes()) for block in write.blocks)

@@ -107,7 +107,7 @@ def _load_topics(snap: SnapshotState) -> tuple[ShardState, dict[int, SeqRanges]]
         state.topics[topic.name] = topic
         state.by_id[topic_id] = topic
         state.keys += len(topic.keys) if topic.keys is not None else 0
-    state.names.update(state.topics)
+    state.names.update(name for name, topic in state.topics.items() if not topic.hidden)
     commit = snap.commit
     state.next_topic_id, state.next_epoch = commit.next_topic_id, commit.next_epoch
     state.next_cell, state.now_ms = commit.next_cell, commit.now_ms

@@ -100,7 +100,7 @@ class Shard:
                 "replay_progress": round(self._progress, 3),
                 "poisoned": self._reason,
                 "draining": self.service is not None and self.service.draining,
-                "topics": len(store.engine.state.by_id) if store is not None else 0,
+                "topics": len(store.engine.state.names) if store is not None else 0,
             }
         )
 
