@@ -23,8 +23,7 @@ from topics.shards.quota import BoardQuota, Holdings
 path, index, max_topics, max_bytes = sys.argv[1], *map(int, sys.argv[2:])
 rng, board = random.Random(index), Board.open(path)
 sizes = {}
-held = Holdings(Plain(by_id={}))
-held._by_id = sizes
+held = Holdings(Plain(by_id={}, names=sizes))
 quota = BoardQuota(board, index, held, max_topics=max_topics, max_bytes=max_bytes)
 quota.publish()
 print("ready", flush=True)
