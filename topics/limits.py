@@ -115,6 +115,7 @@ class Limits:
     meta_bytes: int = 16 * KIB
     tag_bytes: int = 256
     node_bytes: int = 128
+    read_records: int = DIFF_LIMIT_MAX
     segment_events: int = 10_000
     segment_bytes: int = 64 * MIB
     segment_age_ms: int = 3_600_000

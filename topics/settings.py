@@ -192,6 +192,7 @@ OPTIONS: tuple[Option, ...] = (
     _limit("max_meta_bytes", "meta_bytes", 60 * KIB, "Bytes of one record's meta."),
     _limit("max_tag_bytes", "tag_bytes", 4 * KIB, "Bytes of one tag."),
     _limit("max_node_bytes", "node_bytes", 4 * KIB, "Bytes of one node id."),
+    _limit("max_limit", "read_records", 10_000, "Records in one answer to a diff; a larger limit is clamped to it."),
     _limit("segment_max_events", "segment_events", 10_000_000, "A segment is sealed at this many records."),
     _limit("segment_max_bytes", "segment_bytes", 4096 * MIB, "A segment is sealed at this many bytes."),
     _limit("segment_max_age_ms", "segment_age_ms", 366 * 86_400_000, "A segment is sealed at this age."),

@@ -217,3 +217,31 @@ def test_connections_are_capped(tmp_path):
         wait_until(served, "a place")
         for sock in kept:
             sock.close()
+
+
+# --- sizes of requests and answers --------------------------------------------------------------------------------
+
+
+def test_the_sizes_that_can_be_set(tmp_path):
+    sizes = {"batch_records": 3, "record_bytes": 100, "body_bytes": 1000, "meta_bytes": 20, "tag_bytes": 5}
+    settings = {f"max_{name}": value for name, value in sizes.items()}
+    with serving(tmp_path, shards=1, gateways=1, max_node_bytes=4, max_limit=2, **settings) as server:
+        http = httpx.Client(base_url=server.url, timeout=20)
+
+        def write(*records: dict[str, Any], **more: Any) -> tuple[int, str]:
+            answer = http.post("/v0/topics/t", json={"records": records, **more})
+            return answer.status_code, answer.json().get("error", {}).get("code", "")
+
+        fits = {"data": "x" * 50, "tag": "t" * 5, "node": "n" * 4, "meta": {"k": "v" * 10}}
+        assert write(fits, fits, fits, node="n" * 4) == (201, "")
+        assert write(*[{"data": 1}] * 4) == (400, "batch_too_large")
+        assert write({"data": "x" * 99}) == (400, "record_too_large")
+        assert write({"data": "x" * 98}) == (200, "")
+        assert write({"data": "x" * 1000}) == (413, "payload_too_large")
+        for field in ({"meta": {"k": "v" * 20}}, {"tag": "t" * 6}, {"node": "n" * 5}):
+            assert write(fits | field) == (400, "invalid_request")
+        assert write(fits, node="n" * 5) == (400, "invalid_request")
+        for limit, given in ((1, 1), (2, 2), (3, 2), (10**6, 2), (0, 2)):
+            answer = http.post("/v0/topics/t/diff", json={"limit": limit}).json()
+            assert len(answer["records"]) == given
+            assert not answer["caught_up"]

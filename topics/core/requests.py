@@ -185,7 +185,7 @@ def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
         raise invalid(f"node names {len(names)} nodes; the limit is {limits.NODE_FILTER_MAX}", field="node")
     return Diff(
         from_seq=parsed.from_seq,
-        limit=min(parsed.limit or limits.DIFF_LIMIT_DEFAULT, limits.DIFF_LIMIT_MAX),
+        limit=min(parsed.limit or limits.DIFF_LIMIT_DEFAULT, bounds.read_records),
         nodes=frozenset(quoted(name) for name in names),
         include_tags=parsed.include_tags,
         include_meta=parsed.include_meta,
