@@ -48,6 +48,9 @@ TAIL_CACHE_BYTES = 32 * MIB
 BOOK_KEY_MAX = 1024  # characters of a key of a shard's own books
 IDEMPOTENCY_KEYS_MAX = 1_000_000  # remembered keys of one shard; above it new keys are throttled
 
+# --- checking what is on disk -------------------------------------------------------------------------------------
+FINDINGS_MAX = 1000  # rows of damage that a check shows; more are counted
+
 # --- RPC ----------------------------------------------------------------------------------------------------------
 RPC_CHUNK_BYTES = 64 * KIB
 RPC_HEAD_MAX = 1 * MIB

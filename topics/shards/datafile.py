@@ -140,6 +140,24 @@ def _write_frames(file: File, info: DataFile, blocks: Sequence[Stored], entries:
     return position
 
 
+class DataHeader(NamedTuple):
+    kind: str
+    seed: int
+    file_id: int
+    topic_id: int
+
+
+def decode_data_header(data: bytes) -> DataHeader | None:
+    """The header of a data file, or None if it does not check. Serving needs none of it: the snapshot says the same."""
+    if len(data) < HEADER_BYTES:
+        return None
+    magic, version, code, seed, file_id, topic_id, _, check = _DATA_HEADER.unpack_from(data)
+    kind = next((kind for kind, number in _KINDS.items() if number == code), None)
+    if magic != DATA_MAGIC or version != VERSION or kind is None or xxhash.xxh3_64_intdigest(data[:56]) != check:
+        return None
+    return DataHeader(kind, seed, file_id, topic_id)
+
+
 def encode_index(info: DataFile, entries: Sequence[Entry], blocks: Sequence[Block]) -> list[bytes]:
     run, blob = _tag_run(blocks) if info.kind == SEGMENT else (b"", b"")
     head = _INDEX_HEADER.pack(

@@ -20,7 +20,7 @@ and the shard refuses to start.
 import contextlib
 import os
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgpack
@@ -227,6 +227,24 @@ def _record_at(data: bytes, at: int, seed: int) -> _Record | None:
     if _check_of(data[at + 4 : at + 16], body, seed) != check:
         return None
     return _Record(kind, group, body, at + _RECORD.size + length)
+
+
+def scan(data: bytes) -> Iterator[tuple[int, int, _Record | None]]:
+    """(offset, end, record) of everything behind the header; None for bytes that do not check."""
+    seed = _HEADER.unpack_from(data)[4]
+    at = bad = _HEADER.size
+    while at < len(data):
+        record = _record_at(data, at, seed)
+        if record is None:
+            at = data.find(RECORD_MAGIC, at + 1)
+            at = len(data) if at < 0 else at
+            continue
+        if bad < at:
+            yield bad, at, None
+        yield at, record.end, record
+        at = bad = record.end
+    if bad < at:
+        yield bad, at, None
 
 
 def _check_of(head: bytes, body: bytes, seed: int) -> int:

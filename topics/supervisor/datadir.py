@@ -13,7 +13,8 @@ still writes to, nor meet its own port in use. It waits a moment for them instea
 import fcntl
 import os
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import msgspec
@@ -24,6 +25,14 @@ ORPHAN_WAIT_S = 15.0  # children of a killed supervisor end within seconds
 
 class DataDirError(Exception):
     """The data directory cannot be used; the message says why and what to do."""
+
+
+class NewerFormat(DataDirError):
+    """A later version of topics wrote it; nothing is wrong with it."""
+
+
+class MissingShard(DataDirError):
+    """A shard's directory was taken away."""
 
 
 class Holder(msgspec.Struct, frozen=True):
@@ -60,11 +69,40 @@ def open_data_dir(path: Path) -> DataDir:
         raise DataDirError(f"cannot use the data directory {path}: {error.strerror}") from None
     try:
         _lock(path, fd)
-        _check_format(path)
+        if not has_format(path):
+            write_file(path / "FORMAT", f"topics {FORMAT}\n".encode())
     except BaseException:
         os.close(fd)
         raise
     return DataDir(path, fd, _holder(fd))
+
+
+@contextmanager
+def shared_data_dir(path: Path) -> Iterator[None]:
+    """Hold an existing directory against servers for as long as somebody only looks at it. Changes nothing.
+
+    A copy may lack LOCK. Then nothing can be held, and a server that came meanwhile is an error at the end.
+    """
+    if not (path / "FORMAT").exists() and not (path / "SLOTS").exists() and not list(path.glob("shard-*")):
+        raise DataDirError(f"{path} is not a data directory of topics")
+    try:
+        fd = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        yield
+        if (path / "LOCK").exists():
+            raise DataDirError(f"a server has come to {path} meanwhile, so nothing can be said about it") from None
+        return
+    except OSError as error:
+        raise DataDirError(f"cannot lock {path / 'LOCK'}: {error.strerror}") from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        holder = _holder(fd)
+        who = f" (pid {holder.pid})" if holder else ""
+        raise DataDirError(f"a server{who} runs on {path}: stop it first, or look at a copy") from None
+    finally:
+        os.close(fd)
 
 
 def _lock(path: Path, fd: int) -> None:
@@ -101,18 +139,19 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _check_format(path: Path) -> None:
+def has_format(path: Path) -> bool:
+    """Whether FORMAT is there; DataDirError if it does not name a format that can be read."""
     file = path / "FORMAT"
     try:
         text = file.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
-        write_file(file, f"topics {FORMAT}\n".encode())
-        return
+        return False
     word, _, number = text.strip().partition(" ")
     if word != "topics" or not number.isdecimal():
         raise DataDirError(f"{file} does not name a format of topics; is {path} the right data directory?")
     if int(number) > FORMAT:
-        raise DataDirError(f"{path} was written by a newer topics (format {number}; this one reads {FORMAT})")
+        raise NewerFormat(f"{path} was written by a newer topics (format {number}; this one reads {FORMAT})")
+    return True
 
 
 def write_file(path: Path, data: bytes) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 
 from topics.ids import SLOTS as COUNT
-from topics.supervisor.datadir import DataDirError, sync_dir, write_file
+from topics.supervisor.datadir import DataDirError, MissingShard, sync_dir, write_file
 
 FILE = "SLOTS"
 USED_FILE = "slots.used"
@@ -36,7 +36,7 @@ def shard_dir(data_dir: Path, shard: int) -> Path:
 def settle(data_dir: Path, shards: int) -> tuple[list[int], list[int]]:
     """Bring the map on disk up to date. Returns slot → shard, and the shards that have to be served."""
     old = load(data_dir)
-    _check_directories(data_dir, old)
+    check_directories(data_dir, old)
     owners = owners_of_used(old.slots if old else None, read_used(data_dir))
     if old and old.shards == shards and all(old.slots[slot] == shard for slot, shard in owners.items()):
         slots = old.slots
@@ -113,8 +113,8 @@ def _read_bitmap(path: Path) -> set[int]:
     return {slot for slot in range(min(COUNT, len(bits) * 8)) if bits[slot // 8] >> slot % 8 & 1}
 
 
-def _check_directories(data_dir: Path, old: SlotMap | None) -> None:
+def check_directories(data_dir: Path, old: SlotMap | None) -> None:
     named = set(range(old.shards)) | set(old.slots) if old else set()
     missing = [shard_dir(data_dir, shard).name for shard in sorted(named) if not shard_dir(data_dir, shard).is_dir()]
     if missing:
-        raise DataDirError(f"{data_dir} lacks {', '.join(missing)}, which its slot map names: restore the data")
+        raise MissingShard(f"{data_dir} lacks {', '.join(missing)}, which its slot map names: restore the data")

@@ -1,0 +1,129 @@
+"""`topics verify`: is everything in a data directory as it was written? Looks, and never touches.
+
+Exit status: 0 all is well, 1 damage, 2 it cannot be told.
+"""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from topics import limits
+
+if TYPE_CHECKING:
+    from topics.shards.findings import Finding, Tally
+
+CLEAN, DAMAGED, CANNOT_TELL = 0, 1, 2
+PIPE_WIDTH = 160  # of the table when nobody says how wide it may be
+
+
+@click.command()
+@click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+def verify(directory: Path, as_json: bool) -> None:
+    """Check every byte that counts in a data directory that no server runs on.
+
+    Nothing is changed. A torn tail is what a crash leaves and no damage. Exit status: 0 all is well, 1 damage was
+    found, 2 the directory cannot be checked.
+    """
+    from topics.shards.findings import CannotCheck, Finding, Tally
+    from topics.supervisor.datadir import DataDirError, shared_data_dir
+
+    tally, more = Tally(), 0
+    findings: list[Finding] = []
+    try:
+        with shared_data_dir(directory):
+            for finding in _check(directory, tally):
+                if len(findings) < limits.FINDINGS_MAX:
+                    findings.append(finding)
+                else:
+                    more += 1
+    except (CannotCheck, DataDirError, OSError) as error:
+        click.echo(f"cannot check {directory}: {error}", err=True)
+        sys.exit(CANNOT_TELL)
+    damage = sum(finding.damage for finding in findings) + more
+    if as_json:
+        click.echo(json.dumps(_summary(directory, tally, findings, more, clean=not damage)))
+    else:
+        _print(directory, tally, findings, more)
+    sys.exit(DAMAGED if damage else CLEAN)
+
+
+def _check(directory: Path, tally: "Tally") -> Iterator["Finding"]:
+    from topics.cli.datadir_check import check_data_dir, shard_dirs
+    from topics.shards.readonly_files import ReadOnlyFiles
+    from topics.shards.verify import check_shard, work_bytes
+
+    yield from check_data_dir(directory, tally)
+    shards = [(path.name, ReadOnlyFiles(str(path))) for path in shard_dirs(directory)]
+    with _progress(sum(work_bytes(files) for _, files in shards)) as note:
+        for name, files in shards:
+            for finding in check_shard(files, tally, note):
+                yield finding.below(name)
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda size: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
+
+    columns = ("checking", BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda size: bar.advance(task, size)
+
+
+def _summary(directory: Path, tally: "Tally", findings: list["Finding"], more: int, *, clean: bool) -> dict[str, Any]:
+    import msgspec
+
+    return {
+        "directory": str(directory),
+        "clean": clean,
+        "checked": msgspec.to_builtins(tally),
+        "findings": [msgspec.to_builtins(finding) | {"damage": finding.damage} for finding in findings],
+        "findings_not_shown": more,
+    }
+
+
+def _print(directory: Path, tally: "Tally", findings: list["Finding"], more: int) -> None:
+    if findings:
+        _print_table(findings)
+    if more:
+        click.echo(f"… and {more} more")
+    damage = sum(finding.damage for finding in findings) + more
+    verdict = f"{damage} damaged" if damage else "all is well"
+    click.echo(
+        f"{directory}: {verdict}. Checked {tally.shards} shards, {tally.files} files, {tally.bytes:,} bytes: "
+        f"{tally.frames:,} log frames, {tally.checkpoints:,} checkpoints, {tally.topics:,} topics, "
+        f"{tally.blocks:,} blocks with {tally.records:,} records."
+    )
+    if tally.leftovers:
+        click.echo(f"{tally.leftovers} files were left over by a crash; the next start clears them away.")
+
+
+def _print_table(findings: list["Finding"]) -> None:
+    from rich.console import Console
+    from rich.table import Column, Table
+    from rich.text import Text
+
+    console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
+    file = Column("file", min_width=max(len(finding.file) for finding in findings))  # a name is there to be copied
+    table = Table("kind", file, "bytes", "what it is", "what to do", show_lines=True)
+    for finding in findings:
+        cells = (finding.kind, finding.file, _bytes(finding), finding.what, finding.todo)
+        table.add_row(*map(Text, cells))  # text as it is, without markup
+    console.print(table)
+
+
+def _bytes(finding: "Finding") -> str:
+    if finding.offset is None:
+        return ""
+    return str(finding.offset) if finding.end is None else f"{finding.offset}–{finding.end}"

@@ -1,0 +1,217 @@
+"""Checking one shard's directory at rest, every byte that counts, and changing none.
+
+The files are read with the codecs and scanners that a start uses. Added to that is what the files say about one
+another, because two of them have no checksum: the head register and the slot marks are held against the topics that
+the snapshot and the log know. A bit of theirs that contradicts nobody cannot be found.
+"""
+
+import re
+import struct
+from collections.abc import Generator, Iterator
+
+import msgpack
+import xxhash
+
+from topics.core.chunk import DataFile
+from topics.ids import SLOTS, slot_of
+from topics.shards import datafile, slots, snapshot, wal, walscan
+from topics.shards.findings import CORRUPT, MISSING, QUARANTINED, TORN, Finding, Note, Tally, read_whole, unreadable
+from topics.shards.inspect import HEADER_BYTES, header_checks
+from topics.shards.readonly_files import ReadOnlyFiles
+from topics.shards.recovery import REGISTER
+from topics.shards.snapshot import BadSnapshot, SnapshotState
+from topics.shards.verify_data import DataFileCheck
+from topics.shards.verify_log import KnownTopic, LogCheck
+
+RESTORE = "The shard does not start, and nothing is changed by trying. Restore it from a backup."
+_QUARANTINE_NAME = re.compile(r"wal-([0-9]{10})-([0-9]+)-([0-9]+)\.bin")
+_CELL = struct.Struct("<Q")
+
+
+def work_bytes(files: ReadOnlyFiles) -> int:
+    """Roughly how many bytes `check_shard` reports to its `note`."""
+    logs = sum(files.size(wal.file_path(number)) for number in walscan.list_files(files))
+    return logs + sum(files.size(path) for path in _data_paths(files))
+
+
+def check_shard(files: ReadOnlyFiles, tally: Tally, note: Note) -> Iterator[Finding]:
+    """Everything that is wrong in this directory. Raises CannotCheck where nothing can be said."""
+    tally.shards += 1
+    snap = yield from _check_snapshot(files, tally)
+    topics: dict[int, KnownTopic] = {}
+    if snap is not None:
+        yield from _load_topics(snap, topics)
+    log = LogCheck(files, snap.commit.cut_lsn if snap is not None else 0, topics, tally)
+    if snap is not None:
+        yield from log.run(note)
+    else:
+        yield from log.frames_only(note)
+    infos = list(snap.files.values()) if snap is not None else list(_infos_by_header(files))
+    for info in infos:
+        yield from DataFileCheck(files, info, tally).run(note)
+    tally.leftovers += _count_leftovers(files, infos)
+    tally.topics += len(topics)
+    if walscan.list_files(files):  # else no start ever got as far as to need the rest
+        yield from _check_slots(files, topics, tally)
+        yield from _check_register(files, topics, log.damaged or snap is None, tally)
+    yield from _check_quarantine(files, tally)
+
+
+# --- the snapshot -------------------------------------------------------------------------------------------------
+
+
+def _check_snapshot(files: ReadOnlyFiles, tally: Tally) -> Generator[Finding, None, SnapshotState | None]:
+    """The state that it gives; None if it cannot be used."""
+    known = snapshot.generations(files)
+    first = walscan.first_lsn(files)
+    if not known:
+        if first is not None and first > 1:
+            what = f"the log begins with frame {first}, and there is no snapshot of what was before"
+            yield Finding(MISSING, "snapshot.*", None, None, what, "Restore this shard from a backup.")
+            return None
+        return SnapshotState()
+    path = snapshot.path_of(known[-1])
+    try:
+        data = read_whole(files, path)
+    except OSError as error:
+        yield unreadable(path, error)
+        return None
+    tally.files += 1
+    tally.bytes += len(data)
+    try:
+        state = snapshot.decode_snapshot(data, known[-1])
+    except (BadSnapshot, ValueError, TypeError, KeyError, msgpack.UnpackException):
+        yield _bad_snapshot(path, data)
+        return None
+    tally.checkpoints += state.group
+    if not state.group:
+        yield Finding(CORRUPT, path, state.end, None, "not even its first checkpoint can be read", RESTORE)
+        return None
+    if first is not None and first > state.commit.cut_lsn + 1:
+        what = f"the last checkpoint cannot be read: this one ends at frame {state.commit.cut_lsn}, the log begins at "
+        yield Finding(CORRUPT, path, state.end, None, f"{what}{first}", RESTORE)
+        return None
+    if state.end < len(data):
+        yield Finding(
+            TORN, path, state.end, len(data), "a checkpoint that was not finished",
+            "Usual after a crash: the log still has all of it. The next start cuts it off.",
+        )  # fmt: skip
+    return state
+
+
+def _bad_snapshot(path: str, data: bytes) -> Finding:
+    offset, end = 0, HEADER_BYTES
+    if header_checks(data):
+        bad = (span[:2] for span in snapshot.scan(data) if span[2] is None)
+        offset, end = next(bad, (HEADER_BYTES, len(data)))
+    return Finding(CORRUPT, path, offset, end, "the checkpoints in it cannot be trusted", RESTORE)
+
+
+def _load_topics(snap: SnapshotState, topics: dict[int, KnownTopic]) -> Iterator[Finding]:
+    for topic_id, entry in snap.topics.items():
+        try:
+            topic, _ = snapshot.decode_topic(topic_id, entry, bytes(snap.keys.get(topic_id, b"")))
+        except (ValueError, TypeError, KeyError, struct.error, msgpack.UnpackException) as error:
+            path = snapshot.path_of(snap.generation)
+            what = f"the entry of topic {topic_id} checks, but cannot be read: {error}"
+            yield Finding(CORRUPT, path, None, None, what, RESTORE)
+            continue
+        topics[topic_id] = KnownTopic(topic)
+
+
+# --- data files ---------------------------------------------------------------------------------------------------
+
+
+def _data_paths(files: ReadOnlyFiles) -> list[str]:
+    """Every file in the two directories, whether anybody refers to it or not."""
+    found = [f"packs/{name}" for name in files.list("packs")]
+    for owner in files.list("segments"):
+        found += [f"segments/{owner}/{name}" for name in files.list(f"segments/{owner}")]
+    return found
+
+
+def _infos_by_header(files: ReadOnlyFiles) -> Iterator[DataFile]:
+    """The data files as they describe themselves, for want of a snapshot that does."""
+    for path in _data_paths(files):
+        if path.endswith(".data"):
+            file = files.open(path)
+            header = datafile.decode_data_header(file.read_at(0, datafile.HEADER_BYTES))
+            if header is not None:
+                info = DataFile(header.file_id, header.kind, path, header.seed, header.topic_id)
+                info.size = file.size()
+                yield info
+            file.close()
+
+
+def _count_leftovers(files: ReadOnlyFiles, infos: list[DataFile]) -> int:
+    named = {path for info in infos for path in (info.path, datafile.index_path(info.path))}
+    temporary = [name for folder in (".", wal.DIRECTORY) for name in files.list(folder) if name.endswith(".tmp")]
+    return len(set(_data_paths(files)) - named) + len(temporary) + max(0, len(snapshot.generations(files)) - 1)
+
+
+# --- files without a checksum -------------------------------------------------------------------------------------
+
+
+def _check_slots(files: ReadOnlyFiles, topics: dict[int, KnownTopic], tally: Tally) -> Iterator[Finding]:
+    try:
+        data = read_whole(files, slots.PATH)
+    except FileNotFoundError:
+        what, todo = "the marks of used slots are not there", "Restore this file from a backup before the next start."
+        yield Finding(MISSING, slots.PATH, None, None, what, todo)
+        return
+    tally.files += 1
+    if len(data) != SLOTS // 8:
+        what = f"{len(data)} bytes instead of {SLOTS // 8}"
+        yield Finding(CORRUPT, slots.PATH, None, None, what, "Restore this file from a backup before the next start.")
+        return
+    for topic in topics.values():
+        slot = slot_of(topic.name)
+        if not data[slot // 8] >> slot % 8 & 1:
+            what = f"slot {slot} is not marked, although topic {topic.name!r} is in it"
+            todo = "Do not change the number of shards, and restore this file from a backup."
+            yield Finding(CORRUPT, slots.PATH, slot // 8, slot // 8 + 1, what, todo)
+
+
+def _check_register(
+    files: ReadOnlyFiles, topics: dict[int, KnownTopic], damaged: bool, tally: Tally
+) -> Iterator[Finding]:
+    """`damaged`: the log is known to lack something, so that heads above it are no news."""
+    try:
+        data = read_whole(files, REGISTER)
+    except FileNotFoundError:
+        todo = "The next start makes a new one, and reports the open ceilings of disk topics as lost."
+        yield Finding(MISSING, REGISTER, None, None, "the head register is not there", todo)
+        return
+    tally.files += 1
+    if len(data) % _CELL.size:
+        what = f"{len(data)} bytes are no whole number of cells"
+        yield Finding(CORRUPT, REGISTER, None, None, what, "The next start takes the cells that are whole.")
+    mark = xxhash.xxh3_64_intdigest(files.boot_id().encode()) or 1
+    if len(data) < _CELL.size or _CELL.unpack_from(data)[0] != mark:
+        return  # of another boot, or another machine: nobody believes it
+    for topic in topics.values():
+        at = topic.cell * _CELL.size
+        if at + _CELL.size > len(data):
+            what = f"the cell of topic {topic.name!r} is not there"
+            todo = "The next start makes a new one. What this topic lost, if anything, is not reported."
+            yield Finding(MISSING, REGISTER, at, at + _CELL.size, what, todo)
+        elif topic.durability == "fsync" and not damaged and (head := _CELL.unpack_from(data, at)[0]) > topic.head_seq:
+            what = f"topic {topic.name!r} was acked up to seq {head}, but the log gives {topic.head_seq}"
+            todo = "The end of the log, or this cell, is not as written. Readers get a tombstone for the difference."
+            yield Finding(CORRUPT, REGISTER, at, at + _CELL.size, what, todo)
+
+
+def _check_quarantine(files: ReadOnlyFiles, tally: Tally) -> Iterator[Finding]:
+    for name in files.list(walscan.QUARANTINE):
+        if name.endswith(".tmp"):
+            tally.leftovers += 1
+            continue
+        tally.files += 1
+        path = f"{walscan.QUARANTINE}/{name}"
+        match = _QUARANTINE_NAME.fullmatch(name)
+        what = "not a name that topics gives"
+        if match is not None:
+            number, low, high = (int(part) for part in match.groups())
+            what = f"bytes {low} to {high} of {wal.file_path(number)}, set aside by an earlier start"
+        todo = "Readers were told. Move the file away when you have seen to it; nothing reads it."
+        yield Finding(QUARANTINED, path, None, None, what, todo)
