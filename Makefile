@@ -2,11 +2,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+BENCH_STAMP := $(VENV)/.bench-installed
 TESTS ?= tests
 PYTEST_ARGS ?=
 SERVE_ARGS ?=
+BENCH_ARGS ?=
 
-.PHONY: setup serve test lint fmt clean
+.PHONY: setup serve test bench lint fmt clean
 
 setup: $(STAMP)
 
@@ -24,6 +26,16 @@ serve: setup
 test: setup
 	$(BIN)/python -m pytest $(PYTEST_ARGS) $(TESTS)
 
+# The extra `bench` is optional: what cannot be installed is left out, and said so. BENCH_ARGS=--help shows the choices.
+bench: $(BENCH_STAMP)
+	@$(BIN)/python -m loadtest $(BENCH_ARGS)
+
+$(BENCH_STAMP): $(STAMP)
+	@for part in redis nats charts; do \
+	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench-$$part]" -c constraints.txt \
+	    || echo "the extra bench-$$part could not be installed"; done
+	@touch $@
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -35,5 +47,5 @@ fmt: setup
 	$(BIN)/ruff format .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) bench-results build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

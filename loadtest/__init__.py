@@ -1,1 +1,1 @@
-"""Load generators that drive a running server over HTTP."""
+"""The benchmark (`make bench`, `python -m loadtest`): the server beside what users could pick instead."""

@@ -1,0 +1,170 @@
+"""What a workload is made of, and how it is run.
+
+A workload is one file that defines `WORKLOAD`: a title, a unit, the aims it is judged by, and a function that starts
+what is compared and returns the contenders. It is listed once, in `catalogue.py`. The runner measures the contenders
+in turn, round by round, and begins each round with another one, so that what else the machine does hits all alike.
+
+Every measurement checks its own answers and raises `WrongAnswer`; a server that is fast and wrong fails the run.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Literal
+
+from loadtest.stats import spread
+from loadtest.tools import Tools
+
+
+class WrongAnswer(Exception):
+    """A server lost, changed, reordered or refused something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """How much of everything; see FULL and QUICK."""
+
+    rounds: int = 3
+    seconds: float = 3.0  # of one throughput measurement
+    read_records: int = 200_000  # in each of the topics that W3 reads
+    slow_read_records: int = 50_000  # the same for a peer that takes long to fill
+    recovery_records: int = 1_000_000
+    paced_seconds: float = 5.0  # of one open-loop measurement
+    paced_rate: int = 100  # requests a second of one client that measures latency
+    growth_topics: tuple[int, ...] = (1, 10, 1_000, 100_000)
+    growth_records: tuple[int, ...] = (1_000, 10_000, 100_000, 1_000_000, 10_000_000)
+    growth_log_records: tuple[int, ...] = (10_000, 100_000, 300_000, 1_000_000)
+    growth_seconds: float = 2.0
+
+
+FULL = Sizes()
+QUICK = Sizes(
+    rounds=2,
+    seconds=0.5,
+    read_records=20_000,
+    slow_read_records=5_000,
+    recovery_records=100_000,
+    paced_seconds=1.0,
+    growth_topics=(1, 10, 1_000),
+    growth_records=(1_000, 10_000, 100_000),
+    growth_log_records=(10_000, 30_000, 100_000),
+    growth_seconds=0.5,
+)
+
+
+@dataclass(slots=True)
+class Bench:
+    """One run: where it may write, how much it does, which tools there are."""
+
+    folder: Path  # of temporary data; all servers write below it, so all share one file system
+    sizes: Sizes
+    tools: Tools
+    say: Callable[[str], None] = print
+    _names: int = 0
+
+    def fresh(self, stem: str) -> str:
+        """A name that was not used before in this run."""
+        self._names += 1
+        return f"{stem}-{self._names}"
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One measurement: the number that is compared, and what else was seen."""
+
+    value: float
+    details: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Contender:
+    """Something to measure. One measurement yields one sample, or several rows at once."""
+
+    name: str
+    measure: Callable[[], Mapping[str, Sample]]
+
+
+def contender(name: str, measure: Callable[[], Sample]) -> Contender:
+    return Contender(name, lambda: {name: measure()})
+
+
+@dataclass(frozen=True, slots=True)
+class Aim:
+    """A bound on a row, or on a row against another one."""
+
+    text: str
+    of: str
+    bound: float
+    against: str | None = None
+    kind: Literal["ratio", "difference", "value"] = "ratio"
+    at_most: bool = False
+    detail: str | None = None  # judge this detail of the samples instead of their value
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    name: str
+    title: str
+    unit: str
+    contenders: Callable[[Bench, ExitStack], Sequence[Contender]]
+    aims: Sequence[Aim] = ()
+    note: str = ""
+    by_default: bool = True
+
+
+@dataclass(slots=True)
+class Outcome:
+    workload: Workload
+    rows: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def values(self, row: str, detail: str | None = None) -> list[float]:
+        return [sample.details[detail] if detail else sample.value for sample in self.rows[row]]
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an aim came to: the median over the rounds, each round judged by itself."""
+
+    aim: Aim
+    value: float
+    spread: float
+
+    @property
+    def met(self) -> bool:
+        return self.value <= self.aim.bound if self.aim.at_most else self.value >= self.aim.bound
+
+
+def judge(aim: Aim, outcome: Outcome) -> Verdict | None:
+    """None if a row is missing: its peer was not there."""
+    if aim.of not in outcome.rows or (aim.against is not None and aim.against not in outcome.rows):
+        return None
+    values = outcome.values(aim.of, aim.detail)
+    if aim.against is not None:
+        pairs = zip(values, outcome.values(aim.against, aim.detail), strict=True)
+        values = [one / other if aim.kind == "ratio" else one - other for one, other in pairs]
+    return Verdict(aim, median(values), spread(values))
+
+
+def run(workload: Workload, bench: Bench) -> Outcome:
+    """Start, measure in turn, stop. Raises WrongAnswer."""
+    outcome = Outcome(workload)
+    rounds = bench.sizes.rounds
+    bench.say(f"{workload.name}: {workload.title}")
+    with ExitStack() as stack:
+        contenders = list(workload.contenders(bench, stack))
+        for number in range(rounds):
+            for turn in range(len(contenders)):
+                chosen = contenders[(turn + number) % len(contenders)]
+                for row, sample in chosen.measure().items():
+                    outcome.rows.setdefault(row, []).append(sample)
+                    bench.say(f"  round {number + 1}/{rounds}  {row:<44} {amount(sample.value)} {workload.unit}")
+    order = [row for one in contenders for row in outcome.rows if row == one.name]
+    outcome.rows = {row: outcome.rows[row] for row in [*order, *(row for row in outcome.rows if row not in order)]}
+    return outcome
+
+
+def amount(value: float) -> str:
+    """A number for a table: as many digits as mean something."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

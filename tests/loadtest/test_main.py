@@ -1,0 +1,54 @@
+"""The command: what it takes, what it writes, how it ends."""
+
+import json
+from contextlib import ExitStack
+
+import pytest
+
+from loadtest import __main__ as command
+from loadtest.catalogue import WORKLOADS
+from loadtest.tools import TOOLS
+from loadtest.workload import Bench, Contender, Sample, Sizes, Workload, WrongAnswer, contender
+
+TINY = Sizes(1, seconds=0.05, read_records=2_000, recovery_records=4_000, paced_seconds=0.1, paced_rate=50)
+NO_PEERS = ["--without", ",".join(tool.name for tool in TOOLS)]
+
+
+@pytest.mark.parametrize("names", ["w2,heldup", pytest.param("w1,w3,latency,recovery,keys", marks=pytest.mark.slow)])
+def test_workloads_run_and_check_themselves_at_tiny_sizes(names, tmp_path, capsys):
+    assert command.main(["--only", names, "--results", str(tmp_path), *NO_PEERS], TINY) == 0
+    said = capsys.readouterr().out
+    assert all(f"{tool.name} is missing" in said for tool in TOOLS)
+    seen = json.loads((tmp_path / "results.json").read_text())
+    assert ",".join(workload["name"] for workload in seen["workloads"]) == names
+    assert all(samples[0]["value"] > 0 for workload in seen["workloads"] for samples in workload["rows"].values())
+    assert (tmp_path / "table.md").exists()
+    assert not list(tmp_path.glob("data-*"))  # what the servers wrote is gone
+
+
+def test_a_wrong_answer_is_an_exit_status(tmp_path, capsys, monkeypatch):
+    def lie() -> Sample:
+        raise WrongAnswer("[seq 7] is missing")
+
+    def contenders(bench: Bench, stack: ExitStack) -> list[Contender]:
+        return [contender("liar", lie)]
+
+    monkeypatch.setitem(WORKLOADS, "w1", Workload("w1", "", "s", contenders))
+    assert command.main(["--only", "w1", "--results", str(tmp_path)], TINY) == command.EXIT_WRONG
+    assert "wrong answer: [seq 7] is missing" in capsys.readouterr().out
+    assert not (tmp_path / "results.json").exists()
+
+
+@pytest.mark.parametrize("arguments", [["--only", "w9"], ["--rounds", "0"], ["--seconds", "-1"], ["--nonsense"]])
+def test_usage_errors(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(arguments)
+    assert ended.value.code == 2
+
+
+def test_help_names_every_workload(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command.main(["--help"])
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert all(name in said for name in WORKLOADS)
