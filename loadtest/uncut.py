@@ -13,7 +13,7 @@ from topics.supervisor.programs import Programs
 
 
 def serve() -> int:
-    from topics.supervisor.serve import run
+    from topics.supervisor.start import run
 
     loaded = load(os.environ, {}, tty=False, cores=core_count())
     return run(loaded, Programs(shard=(sys.executable, "-P", "-m", "loadtest.uncut", "shard")))

@@ -6,7 +6,7 @@ import sys
 
 from topics.settings import core_count, load
 from topics.supervisor.programs import SHARD, Programs
-from topics.supervisor.serve import run
+from topics.supervisor.start import run
 
 if __name__ == "__main__":
     shard = shlex.split(os.environ["STANDIN_SHARD"]) or SHARD

@@ -61,7 +61,7 @@ def _serve(**flags: str | bool | None) -> None:
         loaded = load(os.environ, flags, tty=sys.stderr.isatty(), cores=core_count())
     except SettingsError as error:
         raise click.UsageError(str(error)) from None
-    from topics.supervisor.serve import run
+    from topics.supervisor.start import run
 
     sys.exit(run(loaded))
 

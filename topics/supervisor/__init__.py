@@ -1,6 +1,7 @@
 """The supervisor: starts, watches and restarts shard and gateway processes.
 
-    serve.py     the whole life of `topics serve`         child.py     one child: start, watch, start again
+    start.py     logs and keys, then serve.py             child.py     one child: start, watch, start again
+    serve.py     the whole life of the server
     policy.py    when to start again, a pure function     programs.py  what a child is started with
     datadir.py   LOCK, FORMAT                             slotmap.py   SLOTS: who owns which hash slot
     listen.py    the TCP sockets                          rundir.py    the private run directory, the port file

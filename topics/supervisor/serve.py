@@ -1,8 +1,8 @@
 """The life of `topics serve`: take what the server needs, run the children, stop them in order.
 
-Start: API keys (see keyload.py), data-dir lock, slot map, run directory, listening sockets, board; then all children
-at once. Gateways do not wait for shards: the port answers from the first moment. When every shard has been ready the
-board says so; when the gateways accept, too, the port file is written and systemd is told.
+Start, when the API keys are known (see start.py): data-dir lock, slot map, run directory, listening sockets, board;
+then all children at once. Gateways do not wait for shards: the port answers from the first moment. When every shard has
+been ready the board says so; when the gateways accept, too, the port file is written and systemd is told.
 
 Stop, on SIGTERM or SIGINT: gateways first, which end what is open, then shards, which write a checkpoint. What has not
 ended within TOPICS_STOP_MS is killed, and a second signal kills at once; both make the exit status 1. A kill loses
@@ -23,16 +23,15 @@ from typing import Any
 
 import trio
 
-from topics import __version__, logs
+from topics import __version__
 from topics.board import Board, Phase
 from topics.clock import Clock, SystemClock
-from topics.keys import KeyDigest, KeysError
+from topics.keys import KeyDigest
 from topics.rpc import serve_unix
-from topics.settings import Loaded, Settings
+from topics.settings import Settings
 from topics.supervisor import admin, slotmap
 from topics.supervisor.child import Child
 from topics.supervisor.datadir import DataDirError, open_data_dir
-from topics.supervisor.keyload import take_keys
 from topics.supervisor.listen import ListenError, address_text, listen
 from topics.supervisor.notify import Notifier
 from topics.supervisor.programs import Launcher, Programs
@@ -43,16 +42,9 @@ REPORT_S = 1.0
 EXTEND_US = 30_000_000
 
 
-def run(loaded: Loaded, programs: Programs | None = None) -> int:
+def serve(settings: Settings, keys: list[KeyDigest], programs: Programs | None = None) -> int:
     """Serve until told to stop; the exit status."""
-    settings, clock = loaded.settings, SystemClock()
-    logs.configure("supervisor", settings.log_format, settings.log_level)
-    try:
-        keys = take_keys(loaded.keys)
-    except KeysError as error:
-        log.error("%s", error)
-        return 2
-    _warn(loaded.unknown, keys)
+    clock = SystemClock()
     try:
         with _take(settings, keys, programs or Programs(), clock) as taken:
             server = Server(settings, taken, clock)
@@ -63,13 +55,6 @@ def run(loaded: Loaded, programs: Programs | None = None) -> int:
     except KeyboardInterrupt:  # before the server listened to signals
         log.info("interrupted")
     return 1
-
-
-def _warn(unknown: Sequence[str], keys: Sequence[KeyDigest]) -> None:
-    for name in unknown:
-        log.warning("the variable %s is not one that topics reads", name)
-    if not keys:
-        log.warning("no API keys are set: everybody who reaches the port is served")
 
 
 @dataclass(frozen=True, slots=True)
