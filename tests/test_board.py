@@ -52,9 +52,9 @@ def test_totals_are_over_all_slots_that_have_the_field(path):
     board = Board.create(path, shards=2, gateways=2)
     board.shard(0).set("topics", 3)
     board.shard(1).set("topics", 4)
-    board.gateway(0).set("sessions", 1)
-    board.shard(1).set("sessions", 1)
-    assert (board.total("topics"), board.total("sessions")) == (7, 2)
+    board.gateway(0).set("streams", 1)
+    board.gateway(1).set("streams", 1)
+    assert (board.total("topics"), board.total("streams")) == (7, 2)
 
 
 def test_add_never_goes_below_zero(path):

@@ -68,7 +68,7 @@ SHARD_FIELDS = (
     *(f"fsync_bucket_{n}" for n in range(FSYNC_BUCKETS)),
 )
 # All of a gateway's cells are about its connections, so all of them are cleared when it dies.
-GATEWAY_FIELDS = ("connections", "requests", "sessions", "streams")
+GATEWAY_FIELDS = ("connections", "requests", "streams")
 PER_KEY_FIELDS = ("key_requests", "key_streams")
 
 assert len(WATCH_FIELDS) <= WATCH_CELLS

@@ -92,6 +92,15 @@ READY_DEADLINE_MS = 1_000  # a shard that says nothing this long counts as down 
 METRICS_DEADLINE_MS = 250
 METRICS_TOPICS_MAX = 1000  # rows of the per-topic block
 
+# --- watch sessions -----------------------------------------------------------------------------------------------
+WATCH_ID_MAX = 128  # characters of a wid or of the id of a stream
+WATCH_DEFINITION_BYTES = 1 * MIB
+WATCH_TAKEOVER_MS = 1_000  # a new stream waits this long for the final cursors of the one it takes over from
+WATCH_SEND_RETRY_MS = 5  # how often a stream that begins looks for room in a full send queue
+WATCH_COLLECT_MS = 100  # sessions that are over are looked for this often
+WATCH_COLLECT_MAX = 1000  # and so many are removed at a time
+WATCH_SAVE_BYTES = 1 * MIB  # of cursors that a stopping shard stores in one write
+
 # --- the board ----------------------------------------------------------------------------------------------------
 BOARD_LOCK_MS = 250  # the lock is held for microseconds; longer than this, its holder has been stopped
 BOARD_LOCK_RETRY_US = 50
@@ -110,7 +119,7 @@ SWITCH_INTERVAL_S = 1e-4
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an operator may set (TOPICS_MAX_…, TOPICS_SEGMENT_…)."""
+    """What an operator may set (TOPICS_MAX_…, TOPICS_SEGMENT_…, TOPICS_WATCH_…)."""
 
     batch_records: int = 10_000
     record_bytes: int = 1 * MIB
@@ -122,9 +131,11 @@ class Limits:
     segment_events: int = 10_000
     segment_bytes: int = 64 * MIB
     segment_age_ms: int = 3_600_000
+    watch_session_ttl_ms: int = 300_000
 
 
 assert BLOCK_RECORDS_MAX <= 0xFFFF
+assert WATCH_ID_MAX + 2 <= BOOK_KEY_MAX
 assert BATCH_BYTES_DEFAULT <= BATCH_BYTES_MAX
 assert WAL_FIRST_FILE_BYTES <= WAL_FILE_BYTES <= CHECKPOINT_WAL_BYTES
 assert Limits().body_bytes * 2 < WAL_FRAME_MAX <= RPC_BODY_MAX

@@ -196,6 +196,7 @@ OPTIONS: tuple[Option, ...] = (
     _limit("segment_max_events", "segment_events", 10_000_000, "A segment is sealed at this many records."),
     _limit("segment_max_bytes", "segment_bytes", 4096 * MIB, "A segment is sealed at this many bytes."),
     _limit("segment_max_age_ms", "segment_age_ms", 366 * 86_400_000, "A segment is sealed at this age."),
+    _limit("watch_session_ttl_ms", "watch_session_ttl_ms", 366 * 86_400_000, "A watch session lives this long idle."),
     _cap("topics", "Topics"),
     _cap("routers", "Routers"),
     _cap("watch_sessions", "Watch sessions"),

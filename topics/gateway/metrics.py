@@ -83,6 +83,10 @@ def _instance(
     def total(key: str) -> int:
         return sum(head.get(key, 0) for head in live.values())
 
+    def on_board(field: str) -> int:
+        """Also of shards that are down."""
+        return gateway.board.total(field) if gateway.board is not None else 0
+
     def gauge(name: str, help: str, value: float) -> Family:
         return Family(name, "gauge", help).add(value)
 
@@ -96,9 +100,8 @@ def _instance(
     yield gauge("topics_bytes_live", "Live bytes of all topics.", total("bytes_live"))
     yield gauge("topics_queue_topics", "Topics of type queue.", total("queues"))
     yield gauge("topics_queue_leases_in_flight", "Leased jobs of all queues.", total("leases"))
-    streams = gateway.board.total("streams") if gateway.board is not None else 0
-    yield gauge("topics_sse_connections", "Open streams, SSE and WebSocket.", streams)
-    yield gauge("topics_watch_sessions", "Watch sessions.", total("sessions"))
+    yield gauge("topics_sse_connections", "Open streams, SSE and WebSocket.", on_board("streams"))
+    yield gauge("topics_watch_sessions", "Watch sessions.", on_board("sessions"))
     yield gauge("topics_ready", "1 if every shard serves.", int(all_ready and not gateway.draining))
     yield gauge("topics_recovery_progress", "Replay of the log, 0 to 1.", round(progress, 3))
     yield gauge("topics_uptime_ms", "Time since the server started.", int(time.time() * 1000) - gateway.started_ms)

@@ -41,6 +41,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--index", type=int, default=0, help="this shard's number on the board")
     parser.add_argument("--max-topics", type=int, default=0, help="cap over all shards of the board; 0 is off")
     parser.add_argument("--max-total-bytes", type=int, default=0, help="cap over all shards of the board; 0 is off")
+    parser.add_argument("--max-watch-sessions", type=int, default=0, help="cap over all shards of the board; 0 is off")
     bounds = Limits()
     for name in Limits.__dataclass_fields__:
         flag = "--" + name.replace("_", "-")
@@ -68,7 +69,8 @@ def _board_slot(args: argparse.Namespace) -> BoardSlot | None:
     if args.board is None:
         return None
     board = Board.open(args.board)
-    return BoardSlot(board, args.index, max_topics=args.max_topics, max_bytes=args.max_total_bytes)
+    caps = {"max_topics": args.max_topics, "max_bytes": args.max_total_bytes, "max_sessions": args.max_watch_sessions}
+    return BoardSlot(board, args.index, **caps)
 
 
 async def serve(args: argparse.Namespace) -> None:

@@ -21,12 +21,15 @@ assert len(BUCKETS) <= FSYNC_BUCKETS
 
 
 class BoardSlot:
-    def __init__(self, board: Board, index: int, *, max_topics: int = 0, max_bytes: int = 0) -> None:
+    def __init__(
+        self, board: Board, index: int, *, max_topics: int = 0, max_bytes: int = 0, max_sessions: int = 0
+    ) -> None:
         self._board = board
         self._index = index
         self._slot = board.shard(index)
         self._max_topics = max_topics
         self.max_bytes = max_bytes
+        self._max_sessions = max_sessions
         self._quota: BoardQuota | None = None
 
     def set_progress(self, progress: float) -> None:
@@ -35,7 +38,7 @@ class BoardSlot:
 
     def open(self, engine: Engine) -> None:
         """Replay is through: tell what there is, and let the engine ask before it takes more."""
-        caps = {"max_topics": self._max_topics, "max_bytes": self.max_bytes}
+        caps = {"max_topics": self._max_topics, "max_bytes": self.max_bytes, "max_sessions": self._max_sessions}
         self._quota = engine.quota = BoardQuota(self._board, self._index, engine.holdings, **caps)
         self._quota.publish()
         self.set_progress(1.0)

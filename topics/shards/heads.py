@@ -13,6 +13,8 @@ from topics.errors import invalid
 
 HeadT = TypeVar("HeadT", bound=msgspec.Struct)
 Count = Annotated[int, msgspec.Meta(ge=0)]
+Id = Annotated[str, msgspec.Meta(min_length=1, max_length=limits.WATCH_ID_MAX)]
+Cursors = dict[str, tuple[Count, Count]]  # topic → (seq, epoch)
 
 
 class TopicHead(msgspec.Struct, frozen=True, gc=False):
@@ -58,6 +60,29 @@ class ListHead(msgspec.Struct, frozen=True):
 class MetricsHead(msgspec.Struct, frozen=True):
     topics: Count = 0  # rows at most
     prefixes: tuple[str, ...] | None = None
+
+
+class SessionHead(msgspec.Struct, frozen=True):
+    wid: Id
+    owner: str  # the fingerprint of the key that made it; empty: none
+    cursors: Cursors
+
+
+class AttachHead(msgspec.Struct, frozen=True):
+    wid: Id
+    owner: str  # "*" matches all
+    stream: Id
+    cursors: Cursors | None = None  # of a stream that goes on
+
+
+class DetachHead(msgspec.Struct, frozen=True):
+    wid: Id
+    stream: Id
+    cursors: Cursors
+
+
+class ProgressHead(msgspec.Struct, frozen=True):
+    sessions: dict[Id, tuple[Id, Cursors]]
 
 
 def read_head(head: Mapping[str, Any], kind: type[HeadT]) -> HeadT:

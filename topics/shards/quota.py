@@ -1,4 +1,4 @@
-"""What is let in: caps that hold over all shards, on topics and on the bytes they keep; and the refusals.
+"""What is let in: caps that hold over all shards, on topics, the bytes they keep and watch sessions; and the refusals.
 
 The engine asks before it lets a topic or a write in (`admit`); nothing is ever given back by hand. What a shard holds
 is what its state says, and every admission and every tick of `Publisher` writes that to the shard's slot on the board.
@@ -31,6 +31,8 @@ class Holdings:
         topics = [topic for topic in state.by_id.values() if not topic.hidden]
         self.records = sum(topic.count for topic in topics)
         self.bytes = sum(topic.bytes for topic in topics)
+        self.sessions = 0  # watch sessions, also those on their way to disk
+        self.sessions_leaving = 0  # removed, but not durably yet
         self.pending_bytes = 0  # of writes that were admitted and wait for their sync
 
     @property
@@ -63,6 +65,9 @@ class Quota:
         if not is_hidden_name(name):
             self.admit(1)
 
+    def admit_session(self) -> None:
+        """May one more watch session be created?"""
+
     def publish(self) -> None:
         """Tell the others what this shard holds now."""
 
@@ -70,12 +75,22 @@ class Quota:
 class BoardQuota(Quota):
     """Caps over all shards of a board; 0 is off. `held` is this shard's truth."""
 
-    def __init__(self, board: Board, index: int, held: Holdings, *, max_topics: int = 0, max_bytes: int = 0) -> None:
+    def __init__(
+        self,
+        board: Board,
+        index: int,
+        held: Holdings,
+        *,
+        max_topics: int = 0,
+        max_bytes: int = 0,
+        max_sessions: int = 0,
+    ) -> None:
         self._board = board
         self._slot = board.shard(index)
         self._held = held
         self._max_topics = max_topics
         self._max_bytes = max_bytes
+        self._max_sessions = max_sessions
         self._complete = False
 
     def admit(self, new_topics: int, topic: Topic | None = None, write: Appended | None = None) -> None:
@@ -98,9 +113,21 @@ class BoardQuota(Quota):
             self._slot.set("topics", topics + new_topics)
             self._slot.set("bytes_live", held + size)
 
+    def admit_session(self) -> None:
+        """A session that is leaving counts for the others only: here its removal is in the log before what is new."""
+        if not self._max_sessions:
+            return
+        self._check_complete()
+        held = self._held
+        with self._board.locked():
+            if self._others("sessions") + held.sessions + 1 > self._max_sessions:
+                raise throttled("max_watch_sessions", self._max_sessions, "watch sessions")
+            self._slot.set("sessions", held.sessions + held.sessions_leaving + 1)
+
     def publish(self) -> None:
         held, slot = self._held, self._slot
         slot.set("topics", held.topics)
+        slot.set("sessions", held.sessions + held.sessions_leaving)
         slot.set("records_live", held.records)
         slot.set("bytes_live", held.bytes + held.pending_bytes)
         slot.set("counted", 1)

@@ -12,6 +12,7 @@
     health                                                    see Shard.health
     metrics     topics (rows at most), prefixes               see metrics.py
     checkpoint
+    watch.…     see sessions.py
 
 Bodies are the client's bytes, untouched. An open fragment is a JSON object without its closing brace (replies.py).
 `perf` holds the fields of the reply's `performance` object that only the shard knows.
@@ -42,17 +43,22 @@ from topics.shards.diffs import Diffs, Look
 from topics.shards.heads import AppendHead, DiffHead, ListHead, PutHead, RemoveHead, StateHead, TopicHead, read_head
 from topics.shards.polls import Polls
 from topics.shards.reader import BlockReader
+from topics.shards.sessions import METHODS as WATCH_METHODS
+from topics.shards.sessions import Sessions
 from topics.shards.store import Store
+
+METHODS = ("put", "state", "list", "remove", "append", "diff", "delete", *WATCH_METHODS)
 
 
 class Service:
     """The handlers of a shard that has recovered."""
 
-    def __init__(self, store: Store, committer: Committer) -> None:
+    def __init__(self, store: Store, committer: Committer, sessions: Sessions) -> None:
         self._store = store
         self._engine = store.engine
         self._committer = committer
         self.reader = BlockReader(store)
+        self.sessions = sessions
         self.polls = Polls()
         self.bodies = Bodies()
         self.draining = False
@@ -68,6 +74,7 @@ class Service:
             "append": self._writes(self.append),
             "diff": self.diff,
             "delete": self._writes(self.delete),
+            **{method: self._writes(handler) for method, handler in self.sessions.handlers().items()},
         }
 
     def _writes(self, handler: Handler) -> Handler:

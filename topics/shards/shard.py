@@ -1,14 +1,15 @@
 """One shard, from an empty process to a clean stop.
 
 The socket answers from the first moment: `health` always, everything else with `not_ready` and the replay's progress
-until recovery is through. Then four things run beside the calls: the committer's thread, the checkpoint task, the
-watch over free space, and the timer of long-polls. All tasks live in one nursery; a failed log ends it.
+until recovery is through. Then five things run beside the calls: the committer's thread, the checkpoint task, the
+watch over free space, the timer of long-polls, and the end of idle watch sessions. All tasks live in one nursery; a
+failed log ends it.
 """
 
 import gc
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import trio
 
@@ -23,8 +24,9 @@ from topics.shards.committer import Committer, Threads
 from topics.shards.files import Files
 from topics.shards.heads import MetricsHead, read_head
 from topics.shards.metrics import Totals, collect
-from topics.shards.recovery import recover
-from topics.shards.service import Service
+from topics.shards.recovery import Progress, recover
+from topics.shards.service import METHODS, Service
+from topics.shards.sessions import Sessions
 from topics.shards.slices import in_slices
 from topics.shards.store import Store
 
@@ -73,7 +75,7 @@ class Shard:
             "health": self.health,
             "metrics": self.metrics,
             "checkpoint": self.checkpoint_now,
-            **{name: self._when_ready(name) for name in ("put", "state", "list", "remove", "append", "diff", "delete")},
+            **{name: self._when_ready(name) for name in METHODS},
         }
         self._served: Mapping[str, Handler] = {}
 
@@ -143,6 +145,7 @@ class Shard:
             nursery.start_soon(self._mark_idle)
             assert self.service is not None
             nursery.start_soon(self.service.polls.run)
+            nursery.start_soon(self.service.sessions.keep_collecting)
             nursery.start_soon(self._fail_when_poisoned)
             nursery.start_soon(self._keep_slot)
             await stop.wait()
@@ -165,20 +168,24 @@ class Shard:
                 committer.kick()
 
         gc.disable()  # nothing that recovery makes is garbage
-        self.store = await trio.to_thread.run_sync(
-            lambda: recover(
-                self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake
-            )
-        )
-        self.store.engine.space_bytes = self._files.free_bytes()
+        store, sessions = await trio.to_thread.run_sync(self._bring_back, note, wake)
+        store.engine.space_bytes = self._files.free_bytes()
         if self._slot is not None:
-            self._slot.open(self.store.engine)
-        committer = self.committer = Committer(self.store, self._poison, self._threads)
-        self.service = Service(self.store, committer)
+            self._slot.open(store.engine)
+        self.store = store
+        committer = self.committer = Committer(store, self._poison, self._threads)
+        self.service = Service(store, committer, sessions)
         self._served = self.service.handlers()
         gc.freeze()
         gc.enable()
         self.ready.set()
+
+    def _bring_back(self, note: Progress, wake: Callable[[], None]) -> tuple[Store, Sessions]:
+        """In a thread."""
+        store = recover(
+            self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake
+        )
+        return store, Sessions(store)
 
     def _poison(self, reason: str) -> None:
         log.error("the log failed, no more writes are taken: %s", reason)
@@ -191,10 +198,12 @@ class Shard:
         raise ShardPoisoned(self._reason)
 
     async def _drain(self) -> None:
-        """Refuse new writes, let those under way finish."""
+        """Refuse new writes, let those under way finish, and store what only memory knows."""
         assert self.service is not None and self.committer is not None
         self.service.draining = True
         with trio.move_on_after(DRAIN_S):
+            await self.committer.flushed()
+            await in_slices(self.service.sessions.save())
             await self.committer.flushed()
 
     async def _finish(self) -> None:

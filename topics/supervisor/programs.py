@@ -58,6 +58,7 @@ class Launcher:
         caps = self.settings.caps
         command += ["--board", self.board, "--index", str(index)]
         command += ["--max-topics", str(caps.topics), "--max-total-bytes", str(caps.total_bytes)]
+        command += ["--max-watch-sessions", str(caps.watch_sessions)]
         for name, value in asdict(self.settings.limits).items():
             command += [f"--{name.replace('_', '-')}", str(value)]
         return await self._start(command, f"shard-{index}", ())
