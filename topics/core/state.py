@@ -204,6 +204,8 @@ def apply(state: ShardState, event: Event, lsn: int) -> Any:
     topic.applied_lsn = lsn
     if type(event) is RecordsDeleted:
         topic.expire(event.ts)
+        if topic.leases is not None and event.ranges is not None:
+            topic.leases.drop(event.ranges)
         return topic.delete(event.before_seq, event.ranges, event.prepared)
     if type(event) is TopicUpdated:
         return _apply_updated(state, topic, event)
@@ -291,6 +293,8 @@ def _apply_removed(state: ShardState, topic: Topic) -> Topic:
 
 def _apply_lost(state: ShardState, topic: Topic, event: RangeLost) -> Topic:
     topic.lose(event.first, event.last, event.reason)
+    if topic.leases is not None:
+        topic.leases.drop_range(event.first, event.last)
     topic.ceiling = topic.reserved = max(topic.ceiling, event.last)
     if event.epoch:
         topic.epoch = event.epoch

@@ -16,6 +16,7 @@ from topics.core.chunk import Chunk
 from topics.core.config import TopicConfig
 from topics.core.deletion import Deletion, Strike, strikes_in
 from topics.core.idempotency import KeyWindow
+from topics.core.leases import Leases
 from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
 from topics.core.names import is_hidden_name
 from topics.core.ranges import SeqRanges
@@ -52,6 +53,7 @@ class Topic:
         "last_read_ms",
         "last_ts",
         "last_write_ms",
+        "leases",
         "name",
         "next_seq",
         "packs_from",
@@ -87,6 +89,7 @@ class Topic:
         self.tag_generations: list[tuple[int, TagGeneration]] = []  # (last seq it covers or 0 while open, index)
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
+        self.leases: Leases | None = None  # of a queue, once something was claimed
         # Storage positions, kept here because they are per topic; the core only carries them.
         self.applied_lsn = 0
         self.ceiling = 0  # highest seq that may be acked before its own sync

@@ -1,0 +1,438 @@
+"""Leases against a naive model: any interleaving keeps every job, gives none to two, and counts right."""
+
+import random
+from collections.abc import Sequence
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from topics.core import lease_events
+from topics.core.claims import Want, deal, divide
+from topics.core.config import TopicConfig
+from topics.core.lease_events import LeaseEvent, Replayed
+from topics.core.leases import Grant, Leases, Move
+from topics.core.ranges import SeqRanges
+from topics.core.render import render_blocks
+from topics.core.requests import RecordIn
+from topics.core.topic import Topic
+
+PLENTY = 1 << 40
+NODES = ("a", "b")
+
+
+def queue(jobs: int = 0, **config) -> tuple[Topic, Leases]:
+    topic = Topic(1, "q", 1, TopicConfig(type="queue", **config))
+    topic.leases = Leases()
+    produce(topic, jobs)
+    return topic, topic.leases
+
+
+def produce(topic: Topic, jobs: int, ts: int = 0) -> None:
+    if jobs:
+        topic.append(render_blocks([RecordIn(msgspec.Raw(b"1"))] * jobs, None, topic.next_seq, ts), ts)
+
+
+def delete(topic: Topic, seqs: Sequence[int]) -> None:
+    ranges = SeqRanges.from_ascending(sorted(seqs))
+    assert topic.leases is not None
+    topic.leases.drop(ranges)
+    topic.delete(0, ranges)
+
+
+def claim(topic: Topic, leases: Leases, now: int, *wants: int, max_deliveries: int = 0, lease_ms: int = 100):
+    """What each gets, by one pass."""
+    leases.settle(topic.earliest_seq, now)
+    asked = [Want(jobs, PLENTY, []) for jobs in wants]
+    due = deal(topic, leases, asked, max_deliveries, 100)
+    leases.move([seq for seq, _ in due], Move("dead", max_deliveries, now))
+    got = [[seq for seq, _ in want.picks] for want in asked]
+    leases.claim([Grant("a", 1, now + lease_ms, seqs) for seqs in got])
+    return got
+
+
+def counts(topic: Topic, leases: Leases, now: int) -> tuple[int, int]:
+    leases.settle(topic.earliest_seq, now)
+    return leases.ready(topic.count), leases.in_flight
+
+
+# --- division -----------------------------------------------------------------------------------------------------
+
+
+def test_fifty_jobs_for_ten_claimers_are_five_each():
+    topic, leases = queue(50)
+    assert [len(got) for got in claim(topic, leases, 0, *[10] * 10)] == [5] * 10
+    assert counts(topic, leases, 0) == (0, 50)
+
+
+def test_shares_follow_what_is_asked_for():
+    assert divide(40, [10, 30, 40]) == [5, 15, 20]
+
+
+@given(st.integers(0, 300), st.lists(st.integers(1, 40), min_size=1, max_size=12))
+def test_division_gives_everything_it_can_and_nobody_too_much(available, wanted):
+    shares = divide(available, wanted)
+    assert sum(shares) == min(available, sum(wanted))
+    assert all(0 <= share <= want for share, want in zip(shares, wanted, strict=True))
+    if available < sum(wanted):
+        exact = [available * want / sum(wanted) for want in wanted]
+        assert all(abs(share - fair) < 1.0001 for share, fair in zip(shares, exact, strict=True))
+
+
+def test_a_large_job_is_given_alone_and_nothing_is_passed_by():
+    topic, leases = queue()
+    big = [RecordIn(msgspec.Raw(b'"%b"' % (b"x" * size))) for size in (1000, 1000, 10)]
+    topic.append(render_blocks(big, None, 1, 0), 0)
+    wants = [Want(3, 100, []), Want(3, 1100, [])]
+    deal(topic, leases, wants, 0, 10)
+    assert [[seq for seq, _ in want.picks] for want in wants] == [[1], [2]]
+    leases.claim([Grant("a", 1, 9, [seq for seq, _ in want.picks]) for want in wants])
+    assert claim(topic, leases, 0, 5) == [[3]]
+
+
+# --- lives of a job -----------------------------------------------------------------------------------------------
+
+
+def test_reclaimed_jobs_come_before_waiting_ones_in_seq_order():
+    topic, leases = queue(6)
+    assert claim(topic, leases, 0, 4) == [[1, 2, 3, 4]]
+    leases.release([3], 0, 5)
+    leases.release([1], 0, 5)
+    assert claim(topic, leases, 5, 3) == [[1, 3, 5]]
+    assert [leases.deliveries(seq) for seq in (1, 2, 3, 5, 6)] == [2, 1, 2, 1, 0]
+
+
+def test_a_lease_ends_after_its_deadline_not_at_it():
+    topic, leases = queue(1)
+    claim(topic, leases, 0, 1, lease_ms=100)
+    assert counts(topic, leases, 100) == (0, 1)
+    assert counts(topic, leases, 101) == (1, 0)
+    assert leases.held(1, "a") is not None  # nobody has claimed it meanwhile
+    claim(topic, leases, 101, 1)
+    assert leases.lease_of(1) is not None
+
+
+def test_an_extended_lease_leaves_nothing_behind_that_ends_it():
+    topic, leases = queue(1)
+    claim(topic, leases, 0, 1, lease_ms=100)
+    for now in range(0, 50_000, 10):
+        leases.extend([1], now + 100_000)
+    assert counts(topic, leases, 101) == (0, 1)
+    assert leases._deadlines.size < 3000
+    assert counts(topic, leases, 49_990 + 100_001) == (1, 0)
+
+
+def test_an_expired_lease_can_be_extended_until_somebody_else_has_the_job():
+    topic, leases = queue(1)
+    claim(topic, leases, 0, 1)
+    assert counts(topic, leases, 200) == (1, 0)
+    leases.extend([1], 300)
+    assert counts(topic, leases, 250) == (0, 1)
+    assert claim(topic, leases, 250, 1) == [[]]
+    assert claim(topic, leases, 301, 1) == [[1]]
+
+
+def test_a_delayed_job_counts_in_neither_number_until_its_time():
+    topic, leases = queue(2)
+    claim(topic, leases, 0, 1)
+    leases.release([1], 50, 0)
+    assert counts(topic, leases, 49) == (1, 0)
+    assert leases.next_due == 50
+    assert counts(topic, leases, 50) == (2, 0)
+
+
+def test_cohorts_leave_delivery_counters_right_although_seqs_interleave():
+    topic, leases = queue(6)
+    assert claim(topic, leases, 0, 3, 3) == [[1, 3, 5], [2, 4, 6]]
+    assert [leases.deliveries(seq) for seq in range(1, 7)] == [1] * 6
+
+
+def test_a_claim_that_could_not_be_logged_never_was():
+    topic, leases = queue(2)
+    leases.take_back(claim(topic, leases, 0, 2)[0])
+    assert counts(topic, leases, 0) == (2, 0)
+    assert claim(topic, leases, 0, 2) == [[1, 2]]
+    assert leases.deliveries(1) == 1
+    leases.release([1], 0, 0)
+    claim(topic, leases, 0, 1)
+    assert leases.deliveries(1) == 2
+
+
+def test_records_that_leave_the_log_leave_the_counters_too():
+    topic, leases = queue(10, cap_records=10)
+    claim(topic, leases, 0, 6)
+    leases.release([5, 6], 50, 0)
+    produce(topic, 2)  # evicts 1 and 2
+    assert counts(topic, leases, 0) == (6, 2)
+    delete(topic, [3, 5, 7])
+    assert counts(topic, leases, 0) == (5, 1)
+    topic.delete(9, None)
+    assert counts(topic, leases, 0) == (4, 0)
+    assert claim(topic, leases, 60, 9) == [[9, 10, 11, 12]]
+
+
+def test_a_hundred_thousand_leases_expire_together():
+    topic, leases = queue(100_000)
+    for _ in range(100):
+        claim(topic, leases, 0, 1000)
+    assert counts(topic, leases, 100) == (0, 100_000)
+    assert counts(topic, leases, 101) == (100_000, 0)
+    assert claim(topic, leases, 101, 3) == [[1, 2, 3]]
+    assert counts(topic, leases, 101) == (99_997, 3)
+
+
+def test_waiting_jobs_cost_nothing():
+    topic, leases = queue(50_000)
+    claim(topic, leases, 0, 1)
+    assert leases.known == 1
+
+
+# --- dead letters -------------------------------------------------------------------------------------------------
+
+
+def test_a_job_is_due_when_it_was_delivered_often_enough():
+    topic, leases = queue(2)
+    claim(topic, leases, 0, 1, max_deliveries=1)
+    assert claim(topic, leases, 200, 5, max_deliveries=1) == [[2]]
+    assert list(leases.moving) == [1]
+    assert counts(topic, leases, 200) == (0, 1)
+    leases.stay([(1, None)])
+    assert counts(topic, leases, 200) == (1, 1)
+    assert claim(topic, leases, 200, 5, max_deliveries=1) == [[]]
+    delete(topic, [1])
+    assert (leases.moving, counts(topic, leases, 200)) == ({}, (0, 1))
+
+
+def test_a_pass_stops_at_its_share_of_dead_letters():
+    topic, leases = queue(5)
+    claim(topic, leases, 0, 5)
+    leases.settle(1, 200)
+    want = Want(5, PLENTY, [])
+    assert [seq for seq, _ in deal(topic, leases, [want], 1, 2)] == [1, 2]
+    assert want.picks == []
+
+
+def test_after_a_crash_a_job_on_its_way_is_not_claimed_although_the_cursor_is_behind_it():
+    topic, leases = queue(3)
+    replayed = Replayed()
+    replayed.apply(event(lease_events.moving([(2, Move("dead", 3, 0))])))
+    leases = replayed.leases
+    leases.match_with(topic)
+    assert claim(topic, leases, 0, 5) == [[1, 3]]
+    assert counts(topic, leases, 0) == (0, 2)
+    leases.stay([(2, None)])
+    assert claim(topic, leases, 0, 5, max_deliveries=3) == [[]]
+
+
+# --- streams ------------------------------------------------------------------------------------------------------
+
+
+def test_what_a_stream_holds_shrinks_by_acks_nacks_and_expiry():
+    topic, leases = queue(4)
+    leases.open_stream(7)
+    leases.claim([Grant("a", 1, 100, [1, 2, 3, 4], 7)])
+    leases.release([1], 0, 0)
+    left = leases.leave([2])
+    assert leases.owned_by(7) == [3, 4]
+    leases.stay(left)
+    assert leases.held_by(7) == 3
+    delete(topic, [2])
+    leases.settle(1, 101)
+    assert leases.held_by(7) == 0
+    leases.close_stream(7)
+
+
+# --- replay -------------------------------------------------------------------------------------------------------
+
+
+def event(made: tuple[int, list], ts: int = 0) -> LeaseEvent:
+    return lease_events.decode(lease_events.encode(LeaseEvent(made[0], 1, 1, ts, made[1])))
+
+
+def test_what_a_clean_stop_keeps_does_not_stand_after_the_next_start():
+    topic, leases = queue(3)
+    claim(topic, leases, 0, 2)
+    leases.dead_lettered = 4
+    replayed = Replayed()
+    replayed.apply(event(lease_events.kept(leases, clean=True, durable=False)))
+    assert (replayed.clean, replayed.leases.in_flight) == (True, 2)
+    replayed.apply(event(lease_events.voided()))
+    assert (replayed.clean, replayed.leases.in_flight, replayed.leases.dead_lettered) == (False, 0, 4)
+
+
+# --- the model ----------------------------------------------------------------------------------------------------
+
+
+class Model(RuleBasedStateMachine):
+    """The projection, its replay, and a naive list of jobs side by side."""
+
+    @initialize(limit=st.sampled_from([0, 2]))
+    def begin(self, limit):
+        self.now = 1000
+        self.limit = limit
+        self.topic, self.leases = queue()
+        self.jobs: dict[int, dict] = {}  # seq → holder, deadline, due, times, number
+        self.log = []
+        self.number = 1
+        self.dead: list[int] = []
+
+    def note(self, made):
+        self.log.append(event(made, self.now))
+
+    def is_free(self, job) -> bool:
+        return not job["gone"] and job["due"] <= self.now and (job["holder"] is None or job["deadline"] < self.now)
+
+    @rule(count=st.integers(1, 5))
+    def produce(self, count):
+        first = self.topic.next_seq
+        produce(self.topic, count, self.now)
+        for seq in range(first, first + count):
+            fresh = {"holder": None, "deadline": 0, "due": 0, "times": 0, "number": 0, "gone": False}
+            self.jobs[seq] = fresh
+
+    @rule(ms=st.sampled_from([1, 50, 100, 101, 5000]))
+    def wait(self, ms):
+        self.now += ms
+
+    @rule(asks=st.lists(st.tuples(st.sampled_from(NODES), st.integers(1, 4)), min_size=1, max_size=3))
+    def claim(self, asks):
+        self.leases.settle(self.topic.earliest_seq, self.now)
+        wants = [Want(jobs, PLENTY, []) for _, jobs in asks]
+        due = [seq for seq, _ in deal(self.topic, self.leases, wants, self.limit, 100)]
+        for seq in due:
+            assert self.is_free(self.jobs[seq])
+            assert self.limit
+            assert self.jobs[seq]["times"] == self.limit
+            move = Move("dead", self.leases.deliveries(seq), self.now)
+            assert move.deliveries == self.limit
+            self.leases.move([seq], move)
+            self.note(lease_events.moving([(seq, move)]))
+            self.jobs[seq]["gone"] = True
+            self.dead.append(seq)
+        grants = []
+        for (node, _), want in zip(asks, wants, strict=True):
+            grants.append(Grant(node, self.number, self.now + 100, [seq for seq, _ in want.picks]))
+            self.number += len(want.picks)
+        given = sum(len(grant.seqs) for grant in grants)
+        free = [seq for seq, job in self.jobs.items() if self.is_free(job)]
+        assert given == min(len(free), sum(jobs for _, jobs in asks)) or due
+        self.leases.claim(grants)
+        self.note(lease_events.claimed(grants))
+        for grant in grants:
+            assert grant.seqs == sorted(grant.seqs)
+            for offset, seq in enumerate(grant.seqs):
+                job = self.jobs[seq]
+                assert self.is_free(job)
+                assert not self.limit or job["times"] < self.limit
+                number = grant.number + offset
+                job |= {"holder": grant.node, "deadline": grant.deadline, "number": number, "times": job["times"] + 1}
+                assert self.leases.deliveries(seq) == job["times"]
+
+    def pick_held(self, data, node):
+        """A few seqs, held or not; those that `node` holds by the naive rules."""
+        seqs = sorted(set(data.draw(st.lists(st.integers(1, self.topic.next_seq), max_size=4))))
+        held = [seq for seq in seqs if self.jobs.get(seq, {"holder": None})["holder"] == node]
+        held = [seq for seq in held if not self.jobs[seq]["gone"]]
+        assert held == [seq for seq in seqs if self.leases.held(seq, node) is not None]
+        for seq in held:
+            assert self.leases.held(seq, node, self.jobs[seq]["number"]) is not None
+            assert self.leases.held(seq, node, self.jobs[seq]["number"] - 1) is None
+        return held
+
+    @rule(data=st.data(), node=st.sampled_from(NODES), fails=st.booleans())
+    def ack(self, data, node, fails):
+        held = self.pick_held(data, node)
+        left = self.leases.leave(held)
+        if fails:
+            self.leases.stay(left)
+            return
+        delete(self.topic, held)
+        for seq in held:
+            del self.jobs[seq]
+
+    @rule(data=st.data(), node=st.sampled_from(NODES), delay=st.sampled_from([0, 0, 70]))
+    def nack(self, data, node, delay):
+        held = self.pick_held(data, node)
+        self.leases.release(held, self.now + delay, self.now)
+        self.note(lease_events.released(held, self.now + delay))
+        for seq in held:
+            self.jobs[seq] |= {"holder": None, "due": self.now + delay}
+
+    @rule(data=st.data(), node=st.sampled_from(NODES))
+    def extend(self, data, node):
+        held = self.pick_held(data, node)
+        self.leases.extend(held, self.now + 500)
+        self.note(lease_events.extended(held, self.now + 500))
+        for seq in held:
+            self.jobs[seq]["deadline"] = self.now + 500
+
+    @rule(data=st.data(), stays=st.booleans())
+    def settle_dead_letter(self, data, stays):
+        if not self.dead:
+            return
+        seq = data.draw(st.sampled_from(self.dead))
+        self.dead.remove(seq)
+        if stays:
+            self.leases.stay([(seq, None)])
+            self.note(lease_events.stayed([seq]))
+            self.jobs[seq] |= {"gone": False, "holder": None, "due": 0}
+        else:
+            self.leases.dead_lettered += 1
+            self.note(lease_events.moved([seq]))
+            delete(self.topic, [seq])
+            del self.jobs[seq]
+
+    @rule(data=st.data())
+    def lose_some(self, data):
+        """Records go without an ack, at the front or anywhere."""
+        seqs = sorted(set(data.draw(st.lists(st.integers(1, self.topic.next_seq), max_size=3))))
+        if data.draw(st.booleans()) and seqs:
+            self.topic.delete(seqs[0], None)
+            seqs = [seq for seq in self.jobs if seq < seqs[0]]
+        else:
+            delete(self.topic, seqs)
+        for seq in seqs:
+            self.jobs.pop(seq, None)
+        self.dead = [seq for seq in self.dead if seq in self.jobs]
+
+    @rule(compact=st.booleans())
+    def restart(self, compact):
+        if compact:
+            self.log = [event(lease_events.kept(self.leases, clean=False, durable=True))]
+        replayed = Replayed()
+        for happened in self.log:
+            replayed.apply(happened)
+        self.topic.leases = self.leases = replayed.leases
+        self.leases.match_with(self.topic)
+        for seq, job in self.jobs.items():
+            assert self.leases.deliveries(seq) == job["times"]
+
+    @invariant()
+    def counters_are_right(self):
+        ready = sum(self.is_free(job) for job in self.jobs.values())
+        flying = sum(
+            job["holder"] is not None and job["deadline"] >= self.now and not job["gone"] for job in self.jobs.values()
+        )
+        assert counts(self.topic, self.leases, self.now) == (ready, flying)
+
+
+TestModel = Model.TestCase
+TestModel.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_every_job_is_done_however_workers_fail(seed):
+    """Workers that lose half of what they claim: in the end nothing is left, and nothing was passed by."""
+    chance = random.Random(seed)
+    topic, leases = queue(500)
+    done: list[int] = []
+    now = 0
+    while topic.count:
+        now += 150
+        for seqs in claim(topic, leases, now, *[chance.randint(1, 20) for _ in range(4)]):
+            finished = [seq for seq in seqs if chance.random() < 0.5]
+            delete(topic, finished)
+            done += finished
+    assert sorted(done) == list(range(1, 501))

@@ -1,0 +1,49 @@
+"""Seqs by the time at which something happens to them: a lease ends, a delay is over.
+
+Many seqs share a time (a batch is leased in one go), so there is one list a time and a heap of the times. Nothing is
+ever taken out ahead of its time: who asks checks whether an entry still stands (the lease may have been extended).
+"""
+
+from collections.abc import Iterable, Iterator
+from heapq import heapify, heappop, heappush
+
+
+class Calendar:
+    __slots__ = ("_heap", "_seqs", "size")
+
+    def __init__(self) -> None:
+        self._seqs: dict[int, list[int]] = {}
+        self._heap: list[int] = []
+        self.size = 0  # entries, also those that no longer stand
+
+    def add(self, when: int, seq: int) -> None:
+        seqs = self._seqs.get(when)
+        if seqs is None:
+            self._seqs[when] = [seq]
+            heappush(self._heap, when)
+        else:
+            seqs.append(seq)
+        self.size += 1
+
+    def pop_before(self, when: int) -> Iterator[tuple[int, int]]:
+        """Take out the entries below `when`: (time, seq), the earliest first."""
+        while self._heap and self._heap[0] < when:
+            due = heappop(self._heap)
+            seqs = self._seqs.pop(due)
+            self.size -= len(seqs)
+            for seq in seqs:
+                yield due, seq
+
+    @property
+    def first(self) -> int | None:
+        """The earliest time of an entry, which may no longer stand."""
+        return self._heap[0] if self._heap else None
+
+    def refill(self, entries: Iterable[tuple[int, int]]) -> None:
+        """Hold these entries and no others: for when too many no longer stand."""
+        self._seqs, self.size = {}, 0
+        for when, seq in entries:
+            self._seqs.setdefault(when, []).append(seq)
+            self.size += 1
+        self._heap = list(self._seqs)
+        heapify(self._heap)

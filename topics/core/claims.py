@@ -1,0 +1,134 @@
+"""One pass over a queue: which jobs go to whom.
+
+Jobs that were leased before come first, in seq order, then those that never were. They are divided over everybody who
+claims together, proportional to what each asks for, and dealt in turn. A job that has been delivered as often as it may
+is not dealt: it is due for the dead-letter topic.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
+
+import msgspec
+
+from topics.core.bits import runs, span
+from topics.core.chunk import Chunk
+from topics.core.leases import Leases
+from topics.core.topic import Topic
+
+Pick = tuple[int, Chunk]
+_last_seq = attrgetter("last_seq")
+
+
+class Want(msgspec.Struct, gc=False, eq=False):
+    """What one claimer asks for, and gets."""
+
+    jobs: int
+    bytes: int  # of the jobs together; one is given whatever its size
+    picks: list[Pick] = []
+    share: int = 0  # what is still to come of its part
+
+
+def deal(topic: Topic, leases: Leases, wants: Sequence[Want], max_deliveries: int, due_max: int) -> list[Pick]:
+    """Fill `wants`. The jobs that are due for the dead-letter topic, at most `due_max`: then the pass ends early.
+
+    Nothing is leased yet, but free jobs that were picked are not picked again: the caller leases or moves them.
+    `max_deliveries` 0: any number.
+    """
+    for want, share in zip(wants, divide(leases.ready(topic.count), [want.jobs for want in wants]), strict=True):
+        want.share = share
+    hungry = [want for want in wants if want.share]
+    due: list[Pick] = []
+    jobs = _undue(topic, leases, max_deliveries, due, due_max)
+    pick = next(jobs, None) if hungry else None
+    while pick is not None and hungry:
+        for want in tuple(hungry):
+            if pick is None:
+                break
+            if _fits(want, pick):
+                pick = next(jobs, None) if want.share or len(hungry) > 1 else None
+            if not want.share:
+                hungry.remove(want)
+    if pick is not None and pick[0] <= leases.cursor:
+        leases.put_back(pick[0])
+    for want in wants:
+        want.picks.sort(key=_seq_of)
+    return due
+
+
+def _fits(want: Want, pick: Pick) -> bool:
+    """Give it the job, unless it is too large: then it gets no more at all."""
+    size = pick[1].sizes[pick[0] - pick[1].first_seq]
+    if want.picks and size > want.bytes:
+        want.share = 0
+        return False
+    want.picks.append(pick)
+    want.bytes -= size
+    want.share -= 1
+    return True
+
+
+def _seq_of(pick: Pick) -> int:
+    return pick[0]
+
+
+def _undue(topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int) -> Iterator[Pick]:
+    for pick in _available(topic, leases):
+        if not max_deliveries or leases.deliveries(pick[0]) < max_deliveries:
+            yield pick
+        else:
+            due.append(pick)
+            if len(due) == due_max:
+                return
+
+
+def _available(topic: Topic, leases: Leases) -> Iterator[Pick]:
+    """Every job that may be claimed, in the order in which they are."""
+    seen: set[int] = set()  # a job may stand in the order of free ones twice
+    while (seq := leases.pick_free()) is not None:
+        chunk = chunk_of(topic, seq)
+        if seq not in seen and chunk is not None:
+            seen.add(seq)
+            yield seq, chunk
+    for pick in _waiting(topic, leases.cursor):
+        if not leases.is_leaving(pick[0]):
+            yield pick
+
+
+def _waiting(topic: Topic, cursor: int) -> Iterator[Pick]:
+    chunks = topic.chunks
+    for index in range(bisect_right(chunks, cursor, key=_last_seq) if cursor else 0, len(chunks)):
+        chunk = chunks[index]
+        if not chunk.live:
+            continue
+        for low, high in runs(span(max(0, cursor + 1 - chunk.first_seq), len(chunk)) & ~chunk.dead):
+            for seq in range(chunk.first_seq + low, chunk.first_seq + high):
+                yield seq, chunk
+
+
+def chunk_of(topic: Topic, seq: int) -> Chunk | None:
+    """The chunk with this record, if it is live."""
+    index = bisect_left(topic.chunks, seq, key=_last_seq)
+    chunk = topic.chunks[index] if index < len(topic.chunks) else None
+    if chunk is None or seq < chunk.first_seq or chunk.dead >> (seq - chunk.first_seq) & 1:
+        return None
+    return chunk
+
+
+def divide(available: int, wanted: Sequence[int]) -> list[int]:
+    """Shares of what is available, proportional to what each wants, whole, and none more than that.
+
+    What the proportion leaves over goes to the first ones, one each; so equal wants differ by one at most.
+    """
+    total = sum(wanted)
+    if available >= total:
+        return list(wanted)
+    if available <= 0:
+        return [0] * len(wanted)
+    shares = [available * want // total for want in wanted]
+    left = available - sum(shares)
+    for index, want in enumerate(wanted):
+        if left and shares[index] < want:
+            shares[index] += 1
+            left -= 1
+    return shares
