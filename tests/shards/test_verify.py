@@ -156,6 +156,16 @@ async def test_what_a_clean_stop_leaves_is_whole(shard: ShardProcess, killed: Pa
         assert check(killed) == []
 
 
+async def test_what_a_shard_keeps_for_itself_is_whole(shard: ShardProcess) -> None:
+    for end in (shard.kill, shard.stop):
+        shard.start()
+        async with shard.connected() as client:
+            head = {"wid": f"w-{end.__name__}", "owner": "", "cursors": {}}
+            await client.connection.call("watch.create", head, b"\xff is not JSON")
+        end()
+        assert check(shard.directory) == []
+
+
 async def test_damage_in_the_middle_of_the_log_is_not_a_torn_tail(killed: Path) -> None:
     path = newest_log(killed)
     flip(path, path.read_bytes().index(b"late-7"))

@@ -13,6 +13,7 @@ import msgpack
 import xxhash
 
 from topics.core.chunk import DataFile
+from topics.core.names import is_hidden_name
 from topics.ids import SLOTS, slot_of
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.findings import CORRUPT, MISSING, QUARANTINED, TORN, Finding, Note, Tally, read_whole, unreadable
@@ -166,7 +167,7 @@ def _check_slots(files: ReadOnlyFiles, topics: dict[int, KnownTopic], tally: Tal
         return
     for topic in topics.values():
         slot = slot_of(topic.name)
-        if not data[slot // 8] >> slot % 8 & 1:
+        if not data[slot // 8] >> slot % 8 & 1 and not is_hidden_name(topic.name):
             what = f"slot {slot} is not marked, although topic {topic.name!r} is in it"
             todo = "Do not change the number of shards, and restore this file from a backup."
             yield Finding(CORRUPT, slots.PATH, slot // 8, slot // 8 + 1, what, todo)
