@@ -15,6 +15,7 @@ from topics.errors import TopicsError
 from topics.rpc.connection import Connection
 from topics.shards import service as service_module
 from topics.shards.bodies import Bodies
+from topics.shards.logqueue import LogQueue
 from topics.shards.service import Service
 from topics.shards.shard import Shard
 from topics.testing.faulty_files import FaultyFiles
@@ -46,7 +47,15 @@ async def ask(connection: Connection, method: str, body: bytes = b"", **head: An
 
 
 @pytest.mark.parametrize("body", [ONE, LARGE])
-async def test_a_write_may_wait_for_room_in_the_log_queue(body: bytes) -> None:
+async def test_a_write_may_wait_for_room_in_the_log_queue(body: bytes, monkeypatch: Any) -> None:
+    looks: list[bool] = []
+    really: Any = LogQueue.__dict__["crowded"]
+
+    def look(log: LogQueue) -> bool:
+        looks.append(really.__get__(log))
+        return looks[-1]
+
+    monkeypatch.setattr(LogQueue, "crowded", property(look))
     async with serving() as (service, connection):
         log = service._engine.log
         log.bytes = limits.WAL_QUEUE_BYTES_MAX
@@ -61,7 +70,8 @@ async def test_a_write_may_wait_for_room_in_the_log_queue(body: bytes) -> None:
                 answers.append(await ask(connection, "append", patient))
 
             nursery.start_soon(write)
-            await until(lambda: service.bodies.bytes > 0)
+            await until(lambda: len(looks) > 2)
+            assert all(looks)
             assert not answers
             log.bytes = 0
         assert answers[0]["head_seq"] == 1
