@@ -16,6 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from topics.failpoints import BadFailpoint
+from topics.failpoints import parse as parse_failpoints
 from topics.keys import KeyDigest
 from topics.limits import KIB, MIB, Limits
 
@@ -62,6 +64,7 @@ class Settings(msgspec.Struct, frozen=True):
     allow_insecure_no_auth: bool
     limits: Limits
     caps: Caps
+    failpoints: str | None = None
 
     @property
     def gateway_stop_ms(self) -> int:
@@ -205,6 +208,7 @@ OPTIONS: tuple[Option, ...] = (
     _cap("inflight_per_key", "Requests under way of one key"),
     _cap("total_bytes", "Bytes of all retained records"),
     _cap("connections", "Open connections of one gateway"),
+    Option("failpoints", "text", "Steps of the storage that fail on purpose.", None, "For tests only"),
 )
 
 
@@ -284,6 +288,10 @@ def _check(loaded: Loaded) -> None:
         raise SettingsError(
             "TOPICS_MAX_RECORD_BYTES (--max-record-bytes) must not exceed TOPICS_MAX_BODY_BYTES (--max-body-bytes)"
         )
+    try:
+        parse_failpoints(settings.failpoints or "")
+    except BadFailpoint as error:
+        raise SettingsError(f"TOPICS_FAILPOINTS (--failpoints): {error}") from None
     if not (is_loopback(settings.host) or any(loaded.keys) or settings.allow_insecure_no_auth):
         raise SettingsError(
             f"TOPICS_HOST (--host) is {settings.host}, which others can reach, and no API keys are set: set "

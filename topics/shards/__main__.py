@@ -19,10 +19,12 @@ import trio
 from topics import limits, logs
 from topics.board import Board
 from topics.core.events import BadEvent
+from topics.failpoints import BadFailpoint, Failpoint, parse
 from topics.limits import Limits
 from topics.rpc.unix import serve_unix
 from topics.shards.boardslot import BoardSlot
-from topics.shards.files import RealFiles
+from topics.shards.failing_files import FailingFiles
+from topics.shards.files import Files, RealFiles
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.shards.snapshot import BadSnapshot
 from topics.shards.wal import BadLog
@@ -30,6 +32,13 @@ from topics.shards.wal import BadLog
 log = logging.getLogger("topics.shards")
 EXIT_STORAGE = 70
 EXIT_DATA = 65
+
+
+def _failpoints(text: str) -> list[Failpoint]:
+    try:
+        return parse(text)
+    except BadFailpoint as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -42,6 +51,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-topics", type=int, default=0, help="cap over all shards of the board; 0 is off")
     parser.add_argument("--max-total-bytes", type=int, default=0, help="cap over all shards of the board; 0 is off")
     parser.add_argument("--max-watch-sessions", type=int, default=0, help="cap over all shards of the board; 0 is off")
+    parser.add_argument("--failpoints", type=_failpoints, help="for tests only, see topics/failpoints.py")
     bounds = Limits()
     for name in Limits.__dataclass_fields__:
         flag = "--" + name.replace("_", "-")
@@ -73,9 +83,17 @@ def _board_slot(args: argparse.Namespace) -> BoardSlot | None:
     return BoardSlot(board, args.index, **caps)
 
 
+def _files(args: argparse.Namespace) -> Files:
+    files: Files = RealFiles(args.dir)
+    if args.failpoints:
+        log.warning("failpoints are set, so storage fails on purpose: this is for tests only")
+        files = FailingFiles(files, args.failpoints)
+    return files
+
+
 async def serve(args: argparse.Namespace) -> None:
     bounds = Limits(**{name: getattr(args, name) for name in Limits.__dataclass_fields__})
-    shard = Shard(RealFiles(args.dir), bounds, slot=_board_slot(args))
+    shard = Shard(_files(args), bounds, slot=_board_slot(args))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(_stop_on_signal, stop)

@@ -61,6 +61,8 @@ class Launcher:
         command += ["--max-watch-sessions", str(caps.watch_sessions)]
         for name, value in asdict(self.settings.limits).items():
             command += [f"--{name.replace('_', '-')}", str(value)]
+        if self.settings.failpoints:
+            command += ["--failpoints", self.settings.failpoints]
         return await self._start(command, f"shard-{index}", ())
 
     async def gateway(self, index: int, listener: socket.socket) -> trio.Process:
