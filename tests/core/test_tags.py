@@ -45,7 +45,9 @@ def test_find_is_a_scan(names, asked):
     index = TagGeneration()
     index.add(tagged(1, names))
     for match in asked:
+        assert sorted(index.scan(Pattern(match))) == scan(match, names)
         assert sorted(index.find(Pattern(match))) == scan(match, names)
+        assert index.at_most(Pattern(match)) >= len(scan(match, names))
 
 
 @given(tag_lists, tag_lists, matches, matches)

@@ -1,9 +1,15 @@
 """A topic's rules, sentence by sentence: two floors, caps, expiry, deletes, losses."""
 
+from collections.abc import Callable
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from topics.core import loss
+from topics.core.chunk import Chunk, DataFile
 from topics.core.config import TopicConfig
+from topics.core.deletion import Deletion
 from topics.core.loss import Evicted, Hole, Holes, Tombstone
 from topics.core.match import TagMatch
 from topics.core.ranges import SeqRanges
@@ -220,6 +226,12 @@ def indexed(topic: Topic) -> int:
     return sum(len(generation) for _, generation in topic.tag_generations)
 
 
+def found(topic: Topic, match: TagMatch) -> list[int]:
+    ended, growing = topic.split_tags()
+    assert growing is not None
+    return [seq for generation in ended for seq in generation.find(Pattern(match))] + list(growing.scan(Pattern(match)))
+
+
 def test_tags_of_records_that_went_are_forgotten_without_a_checkpoint():
     """Nothing of an ephemeral topic is ever stored, so nothing else would forget them."""
     topic = new_topic(durability="ephemeral", cap_records=1000)
@@ -229,8 +241,8 @@ def test_tags_of_records_that_went_are_forgotten_without_a_checkpoint():
         topic.append(render_blocks(request.records, None, topic.next_seq, T0), T0)
         assert indexed(topic) <= GENERATION_RECORDS + 2000
     assert topic.count == 1000
-    assert list(topic.find_tags(Pattern(TagMatch("Eq", "user-59999")))) == [60_000]
-    assert len([seq for seq in topic.find_tags(Pattern(TagMatch("Glob", "user-"))) if seq > 59_000]) == 1000
+    assert found(topic, TagMatch("Eq", "user-59999")) == [60_000]
+    assert len([seq for seq in found(topic, TagMatch("Glob", "user-")) if seq > 59_000]) == 1000
 
 
 class CountingList(list):
@@ -256,3 +268,81 @@ def test_many_chunks_leave_in_one_go(how: str):
     assert topic.chunks.removals == 1
     assert topic.count == {"cap_records": 300, "cap_bytes": topic.count, "ttl": 0}[how]
     assert topic.bytes == sum(chunk.live_bytes for chunk in topic.chunks)
+
+
+def stored(chunks: int, per_file: int = 40) -> tuple[Topic, list[DataFile]]:
+    """A topic whose chunks are in files, and those."""
+    topic, files = new_topic(ttl_ms=10), []
+    for number in range(chunks):
+        grow(topic, 256)
+        if number % per_file == 0:
+            files.append(DataFile(number, "segment", f"{number}", 0, 1))
+        chunk = topic.chunks[-1]
+        chunk.file = files[-1]
+        files[-1].chunks += 1
+        files[-1].live += chunk.live
+    return topic, files
+
+
+@pytest.mark.parametrize("how", ["before_seq", "cap_records", "cap_bytes", "ttl", "removal"])
+def test_a_long_front_goes_without_a_look_at_its_records(how: str, monkeypatch: pytest.MonkeyPatch):
+    topic, files = stored(400)
+    topic.delete(0, seqs((3, 4)))
+    kept = 0 if how in ("removal", "ttl") else 300
+    killed: list[Chunk] = []
+    kill = Chunk.kill
+
+    def count(chunk: Chunk, low: int, high: int) -> tuple[int, int]:
+        killed.append(chunk)
+        return kill(chunk, low, high)
+
+    monkeypatch.setattr(Chunk, "kill", count)
+    actions: dict[str, Callable[[], object]] = {
+        "before_seq": lambda: topic.delete(topic.head_seq + 1 - kept, None),
+        "cap_records": lambda: topic.rebound(TopicConfig(cap_records=kept), T0),
+        "cap_bytes": lambda: topic.rebound(TopicConfig(cap_bytes=topic.chunks[-1].live_bytes * kept // 256 + 1), T0),
+        "ttl": lambda: topic.expire(T0 + 11),
+        "removal": topic.release_all,
+    }
+    actions[how]()
+    assert len(killed) <= 1  # where the front ends
+    assert (topic.count, len(topic.chunks)) == (kept, 2 if kept else 0)
+    assert topic.bytes == sum(chunk.live_bytes for chunk in topic.chunks)
+    assert sum(file.chunks for file in files) == 400  # on disk until they are buried
+    steps = 1
+    while topic.bury():
+        steps += 1
+    assert steps >= 398 // 64
+    assert [file.live for file in files] == [0] * 9 + [kept]
+    assert sum(file.chunks for file in files) == len(topic.chunks)
+
+
+def test_a_delete_that_was_counted_ahead_leaves_a_front_alone_that_went_meanwhile():
+    topic, _ = stored(100)
+    deletion = Deletion(seqs((5, 5), (24_000, 24_001), (25_500, 25_500)))
+    for _ in deletion.prepare(topic):
+        pass
+    assert topic.delete(25_000, None) == 24_999
+    assert topic.delete(0, deletion.ranges, deletion) == 1
+    assert topic.count == 600
+    topic.delete(topic.head_seq + 1, None)
+    assert topic.delete(0, deletion.ranges, deletion) == 0
+    assert (topic.count, topic.bytes) == (0, 0)
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5)), min_size=1), st.integers(0, 40))
+def test_runs_that_go_at_once_are_entered_as_if_one_by_one(steps: list[tuple[int, int]], early: int):
+    found, at = [], 1
+    for gap, extra in steps:
+        found.append((at + gap, at + gap + extra))
+        at += gap + extra + 1
+    one_by_one, at_once = Evicted(), Evicted()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loss, "RANGES_MAX", 4)
+        for first, last in found:
+            one_by_one.add(first, last, loss.TTL)
+        for first, last in found[:early]:
+            at_once.add(first, last, loss.TTL)
+        if rest := found[early:]:
+            at_once.add_newest(reversed(rest), rest[0][0], loss.TTL)
+    assert (at_once.ranges, at_once.floor) == (one_by_one.ranges, one_by_one.floor)

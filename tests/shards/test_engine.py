@@ -164,6 +164,19 @@ def test_a_full_topic_refuses_the_whole_write(driver: Driver, durability: str):
     driver.check_all()
 
 
+def test_a_delete_makes_room_when_readers_see_it(driver: Driver):
+    driver.append("t", records(3), config={"cap_records": 3, "discard": "reject", "durability": "fsync"})
+    driver.commit()
+    driver.delete("t", 3, None)
+    with pytest.raises(TopicsError) as refused:
+        driver.append("t", records(1))
+    assert refused.value.code == errors.TOPIC_FULL
+    driver.commit()
+    driver.append("t", records(2))
+    driver.commit()
+    assert driver.topic("t").count == 3
+
+
 def test_a_write_larger_than_the_cap_can_never_fit(driver: Driver):
     driver.put("t", {"cap_records": 5, "cap_bytes": 500, "discard": "reject"})
     driver.commit()
@@ -447,3 +460,21 @@ def test_an_idle_mark_is_remembered_when_its_log_file_goes(driver: Driver, seed:
     driver.checkpoint()
     driver.crash(seed, power_loss=True)
     assert driver.topic("t").head_seq == 2
+
+
+def test_bounds_that_end_an_ephemeral_time_hold_at_once(driver: Driver):
+    """What expires before the change is durable is gone by the new bounds, and a replay agrees."""
+    driver.append("t", records(5), config={"durability": "memory"})
+    driver.commit()
+    driver.put("t", {"durability": "ephemeral", "ttl_ms": 50})
+    driver.commit()
+    answer = driver.put("t", {"durability": "fsync", "ttl_ms": 0, "cap_records": 3})
+    assert not answer.given
+    assert driver.topic("t").count == 3
+    driver.clock.advance(60)
+    assert driver.topic("t").count == 3
+    driver.check_all()
+    driver.commit()
+    assert answer.given
+    driver.crash(1, power_loss=True)
+    assert (driver.topic("t").count, driver.topic("t").evict_floor) == (3, 3)

@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from topics import limits
 from topics.core import loss
+from topics.core import topic as topics_in_core
 from topics.core.match import TagMatch
 from topics.errors import TopicsError
 from topics.limits import Limits
@@ -36,6 +37,7 @@ def _small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def shrink_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(limits, "CEILING_AHEAD", 8)
+    monkeypatch.setattr(topics_in_core, "BURY_STEP", 1)
     monkeypatch.setattr(limits, "PACK_TOPIC_BYTES", 2000)
     monkeypatch.setattr(checkpoint, "PACK_CHUNKS_MAX", 3)
     monkeypatch.setattr(checkpoint, "PACKS_MAX", 3)
@@ -129,19 +131,24 @@ class ShardMachine(RuleBasedStateMachine):
         assert refused.value.code == code
 
     def _refusal(self, name: str, batch: list[Draft], key: str | None, config: dict[str, Any]) -> str | None:
-        """The code with which a write must be refused, by the state that counts everything accepted so far."""
-        topic = self.driver.model.fold(len(self.driver.model.log)).get(name)
-        if topic is None:
-            topic = ReferenceTopic(name, 0, self.driver.settings_of(config))
-        now = self.driver.now()
-        topic.expire(now)
-        if topic.settings.discard != "reject" or (key is not None and topic.find_key(key, now) is not None):
+        """The code with which a write must be refused: by what readers see and every accepted write on its way there.
+
+        Room that a delete makes is there when readers see it, not before.
+        """
+        accepted = self.driver.model.fold(len(self.driver.model.log)).get(name)
+        if accepted is None:
+            accepted = ReferenceTopic(name, 0, self.driver.settings_of(config))
+        caps, now = accepted.settings, self.driver.now()
+        if caps.discard != "reject" or (key is not None and accepted.find_key(key, now) is not None):
             return None
-        caps = topic.settings
-        size = sum(
-            Record(topic.head_seq + 1 + i, max(now, topic.last_ts), *draft).size for i, draft in enumerate(batch)
-        )
-        for cap, need, held in ((caps.cap_records, len(batch), topic.count), (caps.cap_bytes, size, topic.bytes)):
+        seen = self.driver.model.topics.get(name, ReferenceTopic(name, 0, caps))
+        seen.expire(now)
+        waiting = self.driver.waiting_records(name)
+        held_bytes = seen.bytes + sum(record.size for record in waiting)
+        ts, next_seq = max(now, accepted.last_ts), accepted.head_seq + 1
+        size = sum(Record(seq, ts, *draft).size for seq, draft in enumerate(batch, next_seq))
+        records = len(batch), seen.count + len(waiting)
+        for cap, need, held in ((caps.cap_records, *records), (caps.cap_bytes, size, held_bytes)):
             if cap and need > cap:
                 return "record_too_large"
             if cap and held + need > cap:

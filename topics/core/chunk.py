@@ -102,3 +102,31 @@ class Chunk:
         if self.file is not None:
             self.file.live -= count
         return count, size
+
+
+def excess_in(chunk: Chunk, records: int, size: int) -> int:
+    """How many of the chunk's records have to go, from its front, to be rid of so many live ones and live bytes."""
+    high = _index_of_live(chunk, records) + 1 if records > 0 else 0
+    return max(high, _index_of_bytes(chunk, size) + 1) if size > 0 else high
+
+
+def _index_of_live(chunk: Chunk, nth: int) -> int:
+    """Index of the nth live record (1-based)."""
+    if not chunk.dead:
+        return nth - 1
+    for index in range(len(chunk)):
+        if not chunk.dead >> index & 1:
+            nth -= 1
+            if not nth:
+                return index
+    raise AssertionError("fewer live records than asked for")
+
+
+def _index_of_bytes(chunk: Chunk, excess: int) -> int:
+    """Index of the live record at which the live bytes up to and including it reach `excess`."""
+    for index, size in enumerate(chunk.sizes):
+        if not chunk.dead >> index & 1:
+            excess -= size
+            if excess <= 0:
+                return index
+    raise AssertionError("fewer live bytes than asked for")

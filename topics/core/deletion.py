@@ -63,8 +63,11 @@ class Deletion:
 
     def strikes_in(self, chunks: list[Chunk]) -> Iterator[Strike]:
         """What is to be set in the chunks as they are now."""
+        front = chunks[0].first_seq if chunks else self.ranges.last or 0
         for strike in self.strikes:
             chunk = strike.chunk
+            if chunk.last_seq < front:  # it left at the front
+                continue
             if chunk.gone:
                 yield from strikes_in(chunks, self.ranges, chunk.first_seq, chunk.last_seq)
             elif chunk.dead == strike.dead:

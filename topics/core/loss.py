@@ -6,6 +6,7 @@ Voluntary removal is never entered here, so it can never raise a tombstone.
 """
 
 from bisect import bisect_left
+from collections.abc import Iterator
 from typing import NamedTuple
 
 RANGES_MAX = 64
@@ -54,6 +55,20 @@ class Evicted:
         ranges.append((first, last))
         if len(ranges) > RANGES_MAX:  # from here on counts are an estimate, never too low
             ranges[0:2] = [(ranges[0][0], ranges[1][1])]
+
+    def add_newest(self, newest_first: Iterator[tuple[int, int]], first: int, reason: str) -> None:
+        """Enter runs of seqs that begin at `first`, as `add` would one by one, but look only at those that are kept."""
+        kept: list[tuple[int, int]] = []
+        for low, high in newest_first:
+            if kept and kept[-1][0] == high + 1:
+                kept[-1] = (low, kept[-1][1])
+            elif len(kept) > RANGES_MAX:
+                kept[-1] = (first, kept[-1][1])
+                break
+            else:
+                kept.append((low, high))
+        for low, high in reversed(kept):
+            self.add(low, high, reason)
 
     def count(self, first: int, last: int) -> int:
         return sum(max(0, min(b, last) - max(a, first) + 1) for a, b in self.ranges)

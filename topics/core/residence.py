@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from topics.core.bits import runs, span
+from topics.core.config import TopicConfig
 from topics.core.deletion import strikes_in
 from topics.core.loss import CRASH
 from topics.core.ranges import SeqRanges
@@ -49,7 +50,17 @@ def begin(topic: Topic) -> None:
         topic.chunks[-1].open = False
 
 
-def kept_of(topic: Topic) -> Kept:
+def end(topic: Topic, config: TopicConfig, ts: int) -> Kept:
+    """Live by the new configuration from now on; what is left by it, for the event.
+
+    It cannot wait until the event is durable: what expired meanwhile would be in the event and not in the topic. If
+    the event does not become durable the shard restarts, and this topic is empty.
+    """
+    topic.rebound(config, ts)
+    return _kept_of(topic)
+
+
+def _kept_of(topic: Topic) -> Kept:
     live = SeqRanges()
     resident_first = resident_last = 0
     for chunk in topic.chunks:

@@ -153,7 +153,10 @@ def decide_append(
 
 
 def _check_room(topic: Topic, records: int, size: int) -> None:
-    """discard:"reject": the whole write fits or none of it is taken."""
+    """discard:"reject": the whole write fits or none of it is taken.
+
+    What is accepted and not durable yet takes room; what a delete frees is free when readers see it gone.
+    """
     config = topic.config
     detail = {
         "topic": topic.name,
@@ -280,6 +283,8 @@ def _apply_updated(state: ShardState, topic: Topic, event: TopicUpdated) -> Topi
 
 def _apply_removed(state: ShardState, topic: Topic) -> Topic:
     topic.release_all()
+    while state.replaying and topic.bury():  # later somebody else does it, in small steps
+        pass
     topic.removing = True
     topic.published = False
     del state.by_id[topic.id]

@@ -34,7 +34,7 @@ class Pattern:
 
 
 class TagGeneration:
-    """Tags of one stretch of the log. A plain dict until the first prefix query asks for order."""
+    """Tags of one stretch of the log. A plain dict until, after its end, the first prefix query asks for order."""
 
     __slots__ = ("_seqs", "records")
 
@@ -57,7 +57,21 @@ class TagGeneration:
                 self.records += 1
                 start = end
 
+    def at_most(self, pattern: Pattern) -> int:
+        """No more than so many records match."""
+        return len(self._seqs.get(pattern.exact, ())) if pattern.exact else self.records
+
+    def scan(self, pattern: Pattern) -> Iterator[int]:
+        """As `find`, in a generation that may still grow: it is small, and stays a plain dict."""
+        if pattern.exact:
+            yield from self._seqs.get(pattern.exact, ())
+            return
+        for tag, seqs in self._seqs.items():
+            if tag.startswith(pattern.prefix):
+                yield from seqs
+
     def find(self, pattern: Pattern) -> Iterator[int]:
+        """In a generation that has ended. Any thread may ask."""
         if pattern.exact:
             yield from self._seqs.get(pattern.exact, ())
             return

@@ -9,10 +9,11 @@ count and bytes are those of the live records; evict_floor <= earliest_seq <= he
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 
 from topics.core.bits import runs, span
 from topics.core.block import Block
-from topics.core.chunk import Chunk
+from topics.core.chunk import Chunk, excess_in
 from topics.core.config import TopicConfig
 from topics.core.deletion import Deletion, Strike, strikes_in
 from topics.core.idempotency import KeyWindow
@@ -20,19 +21,22 @@ from topics.core.leases import Leases
 from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
 from topics.core.names import is_hidden_name
 from topics.core.ranges import SeqRanges
-from topics.core.tags import GENERATION_RECORDS, Pattern, TagGeneration
+from topics.core.tags import GENERATION_RECORDS, TagGeneration
 
 SEQ_BASE = 1
+BURY_STEP = 64  # chunks that give their files back in one go
 
-
-def _last_seq(chunk: Chunk) -> int:
-    return chunk.last_seq
+_live = attrgetter("live")
+_live_bytes = attrgetter("live_bytes")
+_last_seq = attrgetter("last_seq")
+_last_ts = attrgetter("last_ts")
 
 
 class Topic:
     __slots__ = (
         "__weakref__",
         "applied_lsn",
+        "buried",
         "bytes",
         "ceiling",
         "cell",
@@ -82,6 +86,7 @@ class Topic:
         self.count = 0
         self.bytes = 0
         self.chunks: list[Chunk] = []
+        self.buried: list[Chunk] = []  # left at the front, many at once; their files still count them (`bury`)
         self.evicted = Evicted()
         self.holes = Holes()
         self.delete_below = 0
@@ -212,11 +217,10 @@ class Topic:
         oldest = now_ms - ttl  # expired: ts < oldest
         if self.chunks[0].base_ts + self.chunks[0].ts[0] >= oldest:
             return
-        for chunk in self.chunks:
-            high = len(chunk) if chunk.last_ts < oldest else bisect_left(chunk.ts, oldest - chunk.base_ts)
-            self._evict(chunk, high, TTL)
-            if high < len(chunk):
-                break
+        self._evict_chunks(bisect_left(self.chunks, oldest, key=_last_ts), TTL)
+        if self.chunks:
+            chunk = self.chunks[0]
+            self._evict(chunk, bisect_left(chunk.ts, oldest - chunk.base_ts), TTL)
         self._pop_dead_front()
 
     def rebound(self, config: TopicConfig, ts: int) -> None:
@@ -231,23 +235,43 @@ class Topic:
         config = self.config
         if not (0 < config.cap_records < self.count or 0 < config.cap_bytes < self.bytes):
             return
-        for chunk in self.chunks:
-            high = self._excess_in(chunk)
-            self._evict(chunk, high, CAP)
-            if high < len(chunk):
-                break
+        self._evict_chunks(self._whole_excess(), CAP)
+        records = self.count - config.cap_records if config.cap_records else 0
+        size = self.bytes - config.cap_bytes if config.cap_bytes else 0
+        self._evict(self.chunks[0], excess_in(self.chunks[0], records, size), CAP)
         self._pop_dead_front()
 
-    def _excess_in(self, chunk: Chunk) -> int:
-        """How many of the front chunk's records have to go at least."""
-        high = 0
-        records = self.count - self.config.cap_records if self.config.cap_records else 0
-        if records > 0:
-            high = len(chunk) if chunk.live <= records else _index_of_live(chunk, records) + 1
-        size = self.bytes - self.config.cap_bytes if self.config.cap_bytes else 0
-        if size > 0:
-            high = max(high, len(chunk) if chunk.live_bytes <= size else _index_of_bytes(chunk, size) + 1)
-        return high
+    def _whole_excess(self) -> int:
+        """How many chunks go whole: what stays without them still reaches a cap. Looks at the fewer of both sides."""
+        cap_records = self.config.cap_records or self.count + 1
+        cap_bytes = self.config.cap_bytes or self.bytes + 1
+        count, size = self.count, self.bytes
+        if count > 2 * cap_records or size > 2 * cap_bytes:
+            count = size = 0
+            for index in range(len(self.chunks) - 1, -1, -1):
+                count += self.chunks[index].live
+                size += self.chunks[index].live_bytes
+                if count >= cap_records or size >= cap_bytes:
+                    return index
+        for index, chunk in enumerate(self.chunks):
+            count -= chunk.live
+            size -= chunk.live_bytes
+            if count < cap_records and size < cap_bytes:
+                return index
+        raise AssertionError("over a cap without a record")
+
+    def _evict_chunks(self, number: int, reason: str) -> None:
+        """Lose every live record of the first chunks."""
+        if not number:
+            return
+        first, last = self.next_live(0), self.chunks[number - 1].last_seq
+        front, count = self._drop_front(number)
+        if not count:
+            return
+        if count == last - first + 1:
+            self.evicted.add(first, last, reason)
+        else:
+            self.evicted.add_newest(_live_runs(reversed(front)), first, reason)
 
     def _evict(self, chunk: Chunk, high: int, reason: str) -> None:
         """Lose the live records below index `high` of the first chunk that has any."""
@@ -263,16 +287,43 @@ class Topic:
         return count
 
     def _pop_dead_front(self) -> None:
-        chunks = self.chunks
-        dead = 0
-        while dead < len(chunks) and not chunks[dead].live:
-            _release(chunks[dead])
-            dead += 1
-        if dead:
-            del chunks[:dead]
-            through_seq = chunks[0].first_seq - 1 if chunks else self.head_seq
-            if self.tag_generations and 0 < self.tag_generations[0][0] <= through_seq:
-                self.drop_tags(through_seq)
+        if self.chunks and not self.chunks[0].live:
+            alive = (index for index, chunk in enumerate(self.chunks) if chunk.live)
+            self._drop_front(next(alive, len(self.chunks)))
+
+    def _drop_front(self, number: int) -> tuple[list[Chunk], int]:
+        """Take the first chunks out of the log; also how many live records they had. Costs little, whatever they hold.
+
+        A few give their files back at once. Many are only set aside: `bury` has to follow.
+        """
+        if not number:
+            return [], 0
+        front = self.chunks[:number]
+        del self.chunks[:number]
+        fewer = min(front, self.chunks, key=len)
+        count, size = sum(map(_live, fewer)), sum(map(_live_bytes, fewer))
+        if fewer is self.chunks:
+            count, size = self.count - count, self.bytes - size
+        self.count -= count
+        self.bytes -= size
+        self.buried += front
+        if len(self.buried) <= BURY_STEP:
+            self.bury()
+        through_seq = self.chunks[0].first_seq - 1 if self.chunks else self.head_seq
+        if self.tag_generations and 0 < self.tag_generations[0][0] <= through_seq:
+            self.drop_tags(through_seq)
+        return front, count
+
+    def bury(self) -> bool:
+        """Let the files of some chunks go that left at the front; whether there are more."""
+        for chunk in self.buried[-BURY_STEP:]:
+            _release(chunk)
+        del self.buried[-BURY_STEP:]
+        return bool(self.buried)
+
+    def holds(self, chunk: Chunk) -> bool:
+        """Whether the chunk is still part of the log."""
+        return not chunk.gone and bool(self.chunks) and chunk.first_seq >= self.chunks[0].first_seq
 
     # --- deleting -------------------------------------------------------------------------------------------------
 
@@ -285,10 +336,9 @@ class Topic:
         if before_seq:
             before_seq = min(before_seq, self.head_seq + 1)
             self.delete_below = max(self.delete_below, before_seq)
-            for chunk in self.chunks:
-                if chunk.first_seq >= before_seq:
-                    break
-                deleted += self._kill(chunk, 0, min(len(chunk), before_seq - chunk.first_seq))
+            _, deleted = self._drop_front(bisect_left(self.chunks, before_seq, key=_last_seq))
+            if self.chunks and self.chunks[0].first_seq < before_seq:
+                deleted += self._kill(self.chunks[0], 0, before_seq - self.chunks[0].first_seq)
         if prepared is not None:
             deleted += self.strike(prepared.strikes_in(self.chunks))
         elif ranges is not None:
@@ -331,10 +381,11 @@ class Topic:
                 _release(chunk)
         self.chunks = [chunk for chunk in self.chunks if chunk.live]
 
-    def find_tags(self, pattern: Pattern) -> Iterator[int]:
-        """Seqs of matching records that no segment covers yet; some may be dead."""
-        for _, generation in self.tag_generations:
-            yield from generation.find(pattern)
+    def split_tags(self) -> tuple[list[TagGeneration], TagGeneration | None]:
+        """The tag index of records that no segment covers yet: generations that have ended, and the one that grows."""
+        generations = [generation for _, generation in self.tag_generations]
+        is_open = bool(self.tag_generations) and not self.tag_generations[-1][0]
+        return (generations[:-1], generations[-1]) if is_open else (generations, None)
 
     # --- losing ---------------------------------------------------------------------------------------------------
 
@@ -353,12 +404,9 @@ class Topic:
             self.chunks[-1].open = False
 
     def release_all(self) -> None:
-        """The topic is removed: give its files back."""
-        for chunk in self.chunks:
-            _release(chunk)
-        self.chunks = []
-        self.count = self.bytes = 0
+        """The topic is removed: its files are given back, as for a front."""
         self.tag_generations = []
+        self._drop_front(len(self.chunks))
 
 
 def _release(chunk: Chunk) -> None:
@@ -372,23 +420,12 @@ def _takes(tail: Chunk, block: Block) -> bool:
     return tail.block is not None and tail.block.takes(block)
 
 
-def _index_of_live(chunk: Chunk, nth: int) -> int:
-    """Index of the nth live record (1-based)."""
-    if not chunk.dead:
-        return nth - 1
-    for index in range(len(chunk)):
-        if not chunk.dead >> index & 1:
-            nth -= 1
-            if not nth:
-                return index
-    raise AssertionError("fewer live records than asked for")
-
-
-def _index_of_bytes(chunk: Chunk, excess: int) -> int:
-    """Index of the live record at which the live bytes up to and including it reach `excess`."""
-    for index, size in enumerate(chunk.sizes):
-        if not chunk.dead >> index & 1:
-            excess -= size
-            if excess <= 0:
-                return index
-    raise AssertionError("fewer live bytes than asked for")
+def _live_runs(newest_first: Iterator[Chunk]) -> Iterator[tuple[int, int]]:
+    """Runs (first seq, last seq) of live records, the newest first; those of two chunks may touch."""
+    for chunk in newest_first:
+        n = len(chunk)
+        if chunk.live == n:
+            yield chunk.first_seq, chunk.last_seq
+        elif chunk.live:
+            for low, high in reversed(list(runs(span(0, n) & ~chunk.dead))):
+                yield chunk.first_seq + low, chunk.first_seq + high - 1

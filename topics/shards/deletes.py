@@ -42,7 +42,7 @@ class Deletes:
             self._engine.delete_records(topic, request.before_seq, None, answer, call.fail)
             return
         plan = self._store.plan_match(topic, Pattern(request.match), request.before_seq)
-        if plan.reads_files or len(plan.resident) > limits.INLINE_DELETES:
+        if plan.takes_long:
             call.run(self._delete_match, call, topic, plan, answer)
         else:
             self._engine.delete_records(topic, 0, plan.resolve(), answer, call.fail)
@@ -65,7 +65,7 @@ class Deletes:
     def _lose(self, topic: Topic, damaged: list[Chunk]) -> None:
         """Blocks that cannot be read are not in the way of a delete: readers are told, and the rest is deleted."""
         for chunk in damaged:
-            if not chunk.gone:
+            if topic.holds(chunk):
                 self._reader.damaged_blocks += 1
                 self._engine.lose_range(topic, chunk.first_seq, chunk.last_seq, CORRUPT, lambda _: None)
 

@@ -32,7 +32,6 @@ from topics.core.events import (
     RecordsDeleted,
     TopicCreated,
     TopicRemoved,
-    TopicUpdated,
     WentIdle,
 )
 from topics.core.idempotency import digest_key
@@ -45,6 +44,7 @@ from topics.errors import TopicsError
 from topics.ids import slot_of
 from topics.shards.answers import Appending, Done, Fail, Pending, Retries
 from topics.shards.files import Register
+from topics.shards.graves import Graves
 from topics.shards.logqueue import LogQueue
 from topics.shards.quota import Holdings, Quota, disk_full, queue_full
 
@@ -69,6 +69,7 @@ class Engine:
         self.log = LogQueue(next_lsn, idle=idle, wake=wake)
         self.holdings = Holdings(state)
         self.quota = Quota()
+        self.graves = Graves()
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
         self.poisoned: str | None = None
@@ -90,8 +91,7 @@ class Engine:
         before, records, size = topic.evicted.ttl_seq, topic.count, topic.bytes
         topic.expire(self.now())
         if topic.evicted.ttl_seq != before:
-            self.holdings.moved(topic, records, size)
-            self._mark_dirty(topic)
+            self._note_change(topic, records, size)
 
     # --- commands -------------------------------------------------------------------------------------------------
 
@@ -111,21 +111,12 @@ class Engine:
         if update is None:
             done((topic, False))
             return
-        if residence.is_resident(topic) and update.config.durability != "ephemeral":
-            update = self._with_kept(topic, update)
-        self._control(topic, update, lambda _: done((topic, False)), fail)
-
-    def _with_kept(self, topic: Topic, update: TopicUpdated) -> TopicUpdated:
-        """Say what the topic holds when it leaves `ephemeral`, by its new bounds: they are laid on ahead of the event.
-
-        If the event does not become durable the shard restarts, and this topic is empty.
-        """
-        config, records, size = topic.config, topic.count, topic.bytes
-        topic.rebound(update.config, update.ts)
-        topic.config = config
-        self.holdings.moved(topic, records, size)
-        self._mark_dirty(topic)
-        return msgspec.structs.replace(update, kept=residence.kept_of(topic))
+        ends_residence = residence.is_resident(topic) and update.config.durability != "ephemeral"
+        if ends_residence:
+            records, size = topic.count, topic.bytes
+            update = msgspec.structs.replace(update, kept=residence.end(topic, update.config, update.ts))
+            self._note_change(topic, records, size)
+        self._control(topic, update, lambda _: done((topic, False)), fail, at_once=ends_residence)
 
     def remove_topic(self, name: str, if_empty: bool, done: Done, fail: Fail) -> None:
         """`done(removed)` once the removal is durable."""
@@ -297,14 +288,15 @@ class Engine:
     def _apply(self, topic: Topic, event: Event, lsn: int) -> Any:
         records, size = topic.count, topic.bytes
         result = core.apply(self.state, event, lsn)
-        self.holdings.moved(topic, records, size)
-        self._mark_dirty(topic)
+        self._note_change(topic, records, size)
         return result
 
-    def _mark_dirty(self, topic: Topic) -> None:
+    def _note_change(self, topic: Topic, records: int, size: int) -> None:
+        self.holdings.moved(topic, records, size)
         if not topic.dirty:
             topic.dirty = True
             self.dirty.add(topic)
+        self.graves.note(topic)
 
     # --- appending ------------------------------------------------------------------------------------------------
 
@@ -447,8 +439,8 @@ class Engine:
 
     # --- waiting --------------------------------------------------------------------------------------------------
 
-    def _control(self, topic: Topic, event: Event, done: Done, fail: Fail) -> None:
-        """Log a control event; later control commands on the topic wait until it is durable."""
+    def _control(self, topic: Topic, event: Event, done: Done, fail: Fail, *, at_once: bool = False) -> None:
+        """Log a control event; later commands on the topic wait for its sync. So does its effect, unless `at_once`."""
         topic.parked = []
 
         def finish(result: Any) -> None:
@@ -463,7 +455,12 @@ class Engine:
             for retry in parked:
                 retry()
 
-        self._log(topic, event, True, finish, fail)
+        if at_once:
+            self._apply(topic, event, self.log.put(event))
+            topic.pending += 1
+            self._pending.append(Pending(self.log.last_lsn, topic, None, finish, fail))
+        else:
+            self._log(topic, event, True, finish, fail)
 
     def _parks(self, topic: Topic, command: Callable[[], None], fail: Fail) -> bool:
         """Whether a control command must wait: the topic is not durable yet, or another one is on its way."""

@@ -10,10 +10,11 @@ import logging
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from topics import limits
 from topics.core.block import BadBlock, Block
 from topics.core.chunk import Chunk, DataFile
 from topics.core.ranges import SeqRanges
-from topics.core.tags import Pattern
+from topics.core.tags import Pattern, TagGeneration
 from topics.shards import datafile
 from topics.shards.files import File, Files
 
@@ -31,22 +32,31 @@ class Packed(NamedTuple):
 
 
 class MatchPlan:
-    def __init__(self, files: Files, pattern: Pattern, bound: int, resident: list[int]) -> None:
+    def __init__(
+        self, files: Files, pattern: Pattern, bound: int, resident: list[int], generations: list[TagGeneration]
+    ) -> None:
         self._files = files
         self._pattern = pattern
         self._bound = bound  # matches from here on stay
-        self.resident = resident
+        self._resident = resident  # matches in the part of the resident index that still grows
+        self._generations = generations  # the other parts
         self.segments: list[DataFile] = []
         self.packed: list[Packed] = []
         self.damaged: list[Chunk] = []  # whose blocks `resolve` could not read
 
     @property
-    def reads_files(self) -> bool:
-        return bool(self.segments or self.packed)
+    def takes_long(self) -> bool:
+        """Whether it is to be resolved in a thread: it reads files, or may hit many records."""
+        if self.segments or self.packed:
+            return True
+        hits = len(self._resident) + sum(generation.at_most(self._pattern) for generation in self._generations)
+        return hits > limits.INLINE_DELETES
 
     def resolve(self) -> SeqRanges:
         """The seqs that match; some may be dead. Records in `damaged` chunks are not among them."""
-        seqs = set(self.resident)
+        seqs = {seq for seq in self._resident if seq < self._bound}
+        for generation in self._generations:
+            seqs.update(seq for seq in generation.find(self._pattern) if seq < self._bound)
         for info in self.segments:
             seqs.update(seq for seq in self._find_in_segment(info) if seq < self._bound)
         for packed in self.packed:

@@ -245,6 +245,8 @@ def _replay(
     state.replaying = False
     for topic in state.by_id.values():
         topic.published = True
+        while topic.bury():
+            pass
     return touched
 
 

@@ -112,7 +112,9 @@ class Store:
     def plan_match(self, topic: Topic, pattern: Pattern, before_seq: int | None) -> MatchPlan:
         """Everything a match delete must look at, as it is at this instant."""
         bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
-        plan = MatchPlan(self.files, pattern, bound, [seq for seq in topic.find_tags(pattern) if seq < bound])
+        ended, growing = topic.split_tags()
+        resident = list(growing.scan(pattern)) if growing is not None else []
+        plan = MatchPlan(self.files, pattern, bound, resident, ended)
         last: DataFile | None = None
         for chunk in topic.chunks:
             if chunk.first_seq >= bound:

@@ -28,7 +28,7 @@ from topics.testing.comparison import Mismatch, append_body, expect, found_of, p
 from topics.testing.disk_monitor import MonitoredFiles, is_exempt
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
-from topics.testing.reference import Draft, Entry, Found, Page, Query, ReferenceShard, ReferenceTopic, Settings
+from topics.testing.reference import Draft, Entry, Found, Page, Query, Record, ReferenceShard, ReferenceTopic, Settings
 
 SMALL = Limits(segment_events=8, segment_bytes=4096)
 
@@ -115,6 +115,12 @@ class Driver:
         """Whether a command waits for its sync."""
         return bool(self._waiting)
 
+    def waiting_records(self, name: str) -> list[Record]:
+        """Records of accepted writes that wait for their sync."""
+        head_seq = self.model.topics[name].head_seq if name in self.model.topics else 0
+        waiting = [(e.ts, draft) for _, e, _ in self._waiting if e.topic == name for draft in e.drafts]
+        return [Record(seq, ts, *draft) for seq, (ts, draft) in enumerate(waiting, head_seq + 1)]
+
     # --- commands -------------------------------------------------------------------------------------------------
 
     @staticmethod
@@ -128,7 +134,10 @@ class Driver:
         if known is None:
             self._enter(self.model.create(name, self._new_epoch(name), Settings.of(config), now), answer, before)
         elif self.store.engine.log.last_lsn > before:
-            self._enter(self.model.update(name, Settings.of(config, known), now), answer, before)
+            settings = Settings.of(config, known)
+            entry = self.model.update(name, settings, now)
+            entry.at_once = known.durability == "ephemeral" != settings.durability
+            self._enter(entry, answer, before)
         return answer
 
     def append(
@@ -204,6 +213,8 @@ class Driver:
         assert (self.store.engine.log.last_lsn > before_lsn) is not entry.resident, "accepted, but not logged"
         self._lsn_of.append(self.store.engine.log.last_lsn)
         self._waiting.append((answer, entry, self.store.engine.log.last_lsn))
+        if entry.at_once:
+            entry.change(self.model.topics)
         if not entry.resident and (entry.is_control or self._is_fsync(entry.topic)):
             self._gated.add(self.store.engine.log.last_lsn)
         self._settle()
@@ -221,7 +232,8 @@ class Driver:
             assert answer.error is None, answer.error
             if not entry.resident:  # it has no frame; the lsn is that of an earlier command
                 self._check_durable(lsn)
-            entry.change(self.model.topics)
+            if not entry.at_once:
+                entry.change(self.model.topics)
             result = answer.result
             if isinstance(result, Appending):
                 self.model.note_ack(entry.topic, result.first_seq + result.records - 1)
@@ -295,6 +307,7 @@ class Driver:
 
     def checkpoint_steps(self) -> Iterator[Callable[[], None]]:
         """The stages of one checkpoint; anything may happen between two of them."""
+        yield from _each(self.store.engine.graves.bury())
         work = self.work = self.store.begin_checkpoint()
         self._captured = []
         yield from self._capture_stages(work)
@@ -309,7 +322,7 @@ class Driver:
         for stage in _each(work.capture()):
             yield stage
             if work.captures:  # what it has of its last topic is stored if this checkpoint is
-                waiting = [entry for _, entry, _ in self._waiting]
+                waiting = [entry for _, entry, _ in self._waiting if not entry.at_once]
                 name = work.captures[-1].topic.name
                 self._captured += [e for e in self.model.log if e.topic == name and e not in waiting]
 

@@ -269,6 +269,9 @@ class Entry:
     topic: str
     change: "Callable[[Topics], None]"
     resident: bool = False  # never logged
+    at_once: bool = False  # it ends an `ephemeral` time: seen before it is acked
+    drafts: "tuple[Draft, ...]" = ()  # the records it appends
+    ts: int = 0
     stored: bool = False  # it ended an `ephemeral` time, and a checkpoint has stored what came in that
     lost: bool = False  # as before, and a crash took that
 
@@ -315,7 +318,9 @@ class ReferenceShard:
 
     def append(self, name: str, drafts: list[Draft], ts: int, key: str | None, *, resident: bool = False) -> Entry:
         change = lambda topics: topics[name].append(drafts, ts, key)  # noqa: E731
-        return self._log(f"append {len(drafts)}", name, change, resident=resident)
+        entry = self._log(f"append {len(drafts)}", name, change, resident=resident)
+        entry.drafts, entry.ts = tuple(drafts), ts
+        return entry
 
     def create_and_append(
         self, name: str, epoch: int, settings: Settings, drafts: list[Draft], ts: int, key: str | None
@@ -326,7 +331,9 @@ class ReferenceShard:
             topics[name] = ReferenceTopic(name, epoch, settings)
             topics[name].append(drafts, ts, key)
 
-        return self._log("create and append", name, change)
+        entry = self._log("create and append", name, change)
+        entry.drafts, entry.ts = tuple(drafts), ts
+        return entry
 
     def delete(
         self, name: str, before_seq: int | None, seqs: list[int] | None, ts: int, *, resident: bool = False

@@ -1,0 +1,24 @@
+"""Chunks that left their topics many at once: millions of records expired, were evicted or deleted in one event.
+
+They are out of the log at once, but giving their files back takes a step each. Until it is done the files stay.
+"""
+
+from collections.abc import Iterator
+
+from topics.core.topic import Topic
+
+
+class Graves:
+    def __init__(self) -> None:
+        self._topics: set[Topic] = set()
+
+    def note(self, topic: Topic) -> None:
+        if topic.buried:
+            self._topics.add(topic)
+
+    def bury(self) -> Iterator[None]:
+        """In small steps, in the loop."""
+        while self._topics:
+            topic = self._topics.pop()
+            while topic.bury():
+                yield
