@@ -12,6 +12,7 @@ import msgspec
 from topics import errors, limits
 from topics.core.config import ConfigPatch, parse_config
 from topics.core.match import TagMatch, parse_match
+from topics.core.pieces import decode_pieces, is_utf8
 from topics.errors import TopicsError, invalid
 from topics.limits import Limits
 
@@ -85,6 +86,7 @@ class Delete(msgspec.Struct, frozen=True):
 
 
 _append = msgspec.json.Decoder(_AppendBody)
+_records = msgspec.json.Decoder(list[RecordIn])
 _diff = msgspec.json.Decoder(_DiffBody)
 _delete = msgspec.json.Decoder(_DeleteBody)
 _meta = msgspec.json.Decoder(dict[str, str])
@@ -106,7 +108,7 @@ def decode_append(
     may_configure: bool = True,
 ) -> Append:
     """Check an append body against every limit that needs no topic state."""
-    parsed: _AppendBody = _decode(_append, body, bounds)
+    parsed = _decode_append(body, bounds)
     records = parsed.records
     if not records:
         raise invalid("records must hold at least one record", field="records")
@@ -127,6 +129,16 @@ def decode_append(
         )
     config = parse_config(bytes(parsed.config), topic) if _given(parsed.config) else None
     return Append(records, parsed.node, key, parsed.create, config, parsed.disable_backpressure, may_configure)
+
+
+def _decode_append(body: bytes | memoryview, bounds: Limits) -> _AppendBody:
+    if isinstance(body, bytes) and 2 * limits.PIECE_BYTES < len(body) <= bounds.body_bytes and is_utf8(body):
+        decoded = decode_pieces(body, _records.decode, _append.decode)
+        if decoded is not None:
+            records, rest = decoded
+            return msgspec.structs.replace(rest, records=records + rest.records)
+    parsed: _AppendBody = _decode(_append, body, bounds)
+    return parsed
 
 
 def _check_record(index: int, record: RecordIn, bounds: Limits) -> None:
