@@ -128,7 +128,7 @@ def test_lengths_are_refused_before_anything_is_buffered():
 
 
 @pytest.mark.parametrize(
-    "head", [b"\xc1", b"\x91", b"\x81\x91\x01\x01", b"\xa1\xff", b"\x91" * 2000 + b"\x01", b"\x01\x01"]
+    "head", [b"\xc1", b"\x91", b"\x81\x80\x01", b"\xa1\xff", b"\x91" * 2000 + b"\x01", b"\x01\x01"]
 )
 def test_bad_msgpack(head):
     assert "msgpack" in error_of(encode(CALL, 1, head))
