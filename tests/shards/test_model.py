@@ -20,7 +20,7 @@ from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.shards import checkpoint, snapshot
 from topics.testing.driver import Driver
-from topics.testing.reference import Draft, Record, ReferenceTopic
+from topics.testing.reference import Draft, Record, ReferenceTopic, Settings
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
 NAMES = ("a", "a", "a", "b", "b", "c:x")
@@ -137,7 +137,7 @@ class ShardMachine(RuleBasedStateMachine):
         """
         accepted = self.driver.model.fold(len(self.driver.model.log)).get(name)
         if accepted is None:
-            accepted = ReferenceTopic(name, 0, self.driver.settings_of(config))
+            accepted = ReferenceTopic(name, 0, Settings.of(config))
         caps, now = accepted.settings, self.driver.now()
         if caps.discard != "reject" or (key is not None and accepted.find_key(key, now) is not None):
             return None

@@ -39,6 +39,13 @@ class File(Protocol):
         """fdatasync: everything written to this file is durable, or OSError (and then nothing is known)."""
         ...
 
+    def drop_cache(self) -> None:
+        """Read from the disk from now on: forget the cached bytes, but for those that are still to be written.
+
+        After a failed sync the cache shows bytes that the disk never got, and counts them as written.
+        """
+        ...
+
     def size(self) -> int: ...
 
     def truncate(self, size: int) -> None: ...
@@ -155,6 +162,9 @@ class RealFile:
 
     def sync(self) -> None:
         os.fdatasync(self._fd)
+
+    def drop_cache(self) -> None:
+        os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def size(self) -> int:
         return os.fstat(self._fd).st_size

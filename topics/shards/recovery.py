@@ -20,7 +20,7 @@ from topics.core.ranges import SeqRanges
 from topics.core.state import ShardState, apply
 from topics.core.topic import Topic
 from topics.limits import Limits
-from topics.shards import datafile, snapshot, wal, walscan
+from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.engine import Engine
 from topics.shards.files import Files, Register
 from topics.shards.slots import UsedSlots
@@ -47,6 +47,7 @@ def recover(
     """Bring the shard in this directory back, or start an empty one."""
     bounds = bounds or Limits()
     _make_directories(files)
+    _leave_cache(files)
     snap = snapshot.read_snapshot(files)
     _check_that_log_meets(files, snap)
     state, unflipped = _load_topics(snap)
@@ -63,11 +64,11 @@ def recover(
     trusted = register.get(0) == _boot_mark(files)
     idle = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
     losses = list(_find_losses(state, register, trusted=trusted, idle=idle, damaged=bool(report.damage)))
-    slots = UsedSlots(files)
+    used = UsedSlots(files)
     writer = WalWriter(files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes)
-    engine = Engine(state, register, clock, next_lsn=report.last_lsn + 1, used_slots=slots.all(), idle=idle, wake=wake)
+    engine = Engine(state, register, clock, next_lsn=report.last_lsn + 1, used_slots=used.all(), idle=idle, wake=wake)
     store = Store(
-        files, engine, writer, slots, snapshot_log, snap.files.values(),
+        files, engine, writer, used, snapshot_log, snap.files.values(),
         snap.commit.next_file_id, report.files, bounds,
     )  # fmt: skip
     _finish(store, snap, touched, losses)
@@ -82,6 +83,24 @@ def _make_directories(files: Files) -> None:
     for directory in (wal.DIRECTORY, "packs", "segments"):
         files.make_dir(directory)
     files.sync_dir(".")
+
+
+def _leave_cache(files: Files) -> None:
+    """Begin with what the disk has: the last process may have ended because a sync failed.
+
+    The cache then shows bytes as written that never were, and everything built on them would be lost with them. Data
+    files are not in question: one whose sync failed is in no snapshot, and flags whose sync failed are still owed.
+    """
+    paths = [wal.file_path(number) for number in walscan.list_files(files)]
+    paths += [snapshot.path_of(generation) for generation in snapshot.generations(files)]
+    paths += [slots.PATH] if files.exists(slots.PATH) else []
+    for path in paths:
+        file = files.open(path)
+        try:
+            file.sync()  # what a killed process has written is as good as ever
+            file.drop_cache()
+        finally:
+            file.close()
 
 
 # --- the snapshot -------------------------------------------------------------------------------------------------

@@ -76,6 +76,6 @@ def append_body(drafts: list[Draft], key: str | None, config: dict[str, Any] | N
     return body + b"}"
 
 
-def expect(actual: object, expected: object, what: str = "") -> None:
+def expect(actual: object, expected: object, *what: object) -> None:
     if actual != expected:
-        raise Mismatch(f"{what}\n  is       {actual!r}\n  expected {expected!r}")
+        raise Mismatch(f"{' '.join(map(str, what))}\n  is       {actual!r}\n  expected {expected!r}")

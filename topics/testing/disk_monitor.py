@@ -100,6 +100,9 @@ class MonitoredFile:
     def read_at(self, offset: int, size: int) -> bytes:
         return self._inner.read_at(offset, size)
 
+    def drop_cache(self) -> None:
+        self._inner.drop_cache()
+
     def read_cached(self, offset: int, size: int) -> bytes | None:
         return self._inner.read_cached(offset, size)
 

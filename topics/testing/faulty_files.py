@@ -12,7 +12,8 @@ What a crash leaves (`FaultyFiles.crash`):
 | name changed, directory not synced | there          | any subset (`ordered_dirs`: a prefix per directory); changes   |
 |                                    |                | of one name keep their order; a rename is all or nothing       |
 | name moved to another directory    | there          | durable once the directory it moved to is synced               |
-| bytes or names whose sync failed   | there          | a part of them; no later sync makes up for the others          |
+| bytes or names whose sync failed   | there, until   | a part of them; no later sync makes up for the others          |
+|                                    | `drop_cache`   |                                                                |
 | register cells set, never synced   | there          | as bytes: each sector old, new, or as it once was in between   |
 | boot_id                            | the same       | another                                                        |
 
@@ -77,6 +78,9 @@ class FaultyFile(_Handle):
 
     def sync(self) -> None:
         self._files.sync(self._node(), self._path)
+
+    def drop_cache(self) -> None:
+        self._node().drop_cache()
 
     def size(self) -> int:
         return len(self._node().data)

@@ -78,6 +78,15 @@ class FileNode:
             self.durable = self._image_on_disk(rng)
             self.changes.clear()
 
+    def drop_cache(self) -> None:
+        """Show what the disk holds where no change waits to be written. The size is no matter of the cache."""
+        size = len(self.data)
+        self._own()
+        self.data = bytearray(self.durable)
+        for change in self.changes:
+            change.apply(self.data)
+        _resize(self.data, size)
+
     def lose_power(self, rng: random.Random) -> None:
         """Become what the disk holds."""
         self.sync_partly(rng)
