@@ -128,6 +128,16 @@ def test_read_cached_is_right_or_none(files):
     assert file.read_cached(20_000, 1) in (b"", None)
 
 
+@pytest.mark.parametrize("synced", [True, False])
+def test_dropping_the_cache_loses_nothing(files, synced):
+    file = files.create("a")
+    file.write_at(0, [b"bytes" * 2000])
+    if synced:
+        file.sync()
+    file.drop_cache()
+    assert file.read_at(0, 20_000) == b"bytes" * 2000
+
+
 def test_a_register_keeps_its_cells(files):
     register = files.map_register("heads", 4)
     assert [register.get(index) for index in range(4)] == [0, 0, 0, 0]

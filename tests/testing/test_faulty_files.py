@@ -646,6 +646,29 @@ def test_writing_again_makes_up_for_a_failed_sync():
     assert outcomes(files, lambda disk: contents(disk, "a")) == {b"new"}
 
 
+def test_bytes_whose_sync_failed_are_seen_until_the_cache_is_dropped():
+    seen = set()
+    for seed in range(50):
+        files = FaultyFiles(seed)
+        file = files.create("a")
+        file.write_at(0, [b"old" * 400])
+        file.sync()
+        files.sync_dir("")
+        file.write_at(0, [b"new" * 400])
+        files.fail_at(files.calls)
+        with pytest.raises(OSError, match="sync a"):
+            file.sync()
+        files = files.crash(seed, power_loss=False)
+        file = files.open("a")
+        file.sync()
+        assert contents(files, "a") == b"new" * 400
+        file.drop_cache()
+        shown = contents(files, "a")
+        assert contents(files.crash(seed), "a") == shown
+        seen.add(shown[:3])
+    assert seen == {b"old", b"new"}
+
+
 def test_a_later_sync_dir_does_not_make_up_for_a_failed_one():
     left: set[object] = set()
     for seed in range(50):
