@@ -122,6 +122,9 @@ class FailingFile:
     def read_cached(self, offset: int, size: int) -> bytes | None:
         return self._inner.read_cached(offset, size)
 
+    def drop_cache(self) -> None:
+        self._inner.drop_cache()
+
     def size(self) -> int:
         return self._inner.size()
 
