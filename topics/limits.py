@@ -68,6 +68,9 @@ RPC_SWEEP_MS = 25  # deadlines fire at most this late, never early
 RPC_BACKOFF_MIN_MS = 10  # after a failed connect calls fail at once for this long, doubling up to the next line
 RPC_BACKOFF_MAX_MS = 1_000
 RPC_CONNECTIONS_MAX = 256  # of one server: every gateway has one, the supervisor one, the rest are for tools
+RPC_SOCKET_BYTES = 512 * KIB  # asked of the kernel for what is sent and not read: an answer of 1,000 records fits
+RPC_READ_BYTES = 64 * KIB  # taken from a socket at once; a larger buffer would be mapped and unmapped for every read
+RPC_READ_BULK_BYTES = 256 * KIB  # the same while a large body is coming in
 RPC_BACKLOG = 128  # connections the kernel holds for a server that is busy
 
 # --- HTTP ---------------------------------------------------------------------------------------------------------

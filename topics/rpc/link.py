@@ -19,8 +19,6 @@ from topics.rpc.wire import HELLO, VERSION, Decoder, Message, hello
 
 logger = logging.getLogger(__name__)
 
-READ_BYTES = 64 * 1024
-
 
 class Entry(Protocol):
     """An open call, as the link sees it."""
@@ -41,6 +39,7 @@ class Link(Generic[EntryT]):
         self._stream = stream
         self._scope = trio.CancelScope()
         self._early: list[Message] = []  # what came in one read with the hello
+        self._read_bytes = limits.RPC_READ_BYTES
         self._sweeping = False
         self._sweep_wanted = trio.Event()
 
@@ -125,9 +124,11 @@ class Link(Generic[EntryT]):
             )
 
     async def _receive(self) -> bytes:
-        data = await self._stream.receive_some(READ_BYTES)
+        data = await self._stream.receive_some(self._read_bytes)
         if not data:
             raise PeerLost("the peer closed the connection")
+        filled = len(data) >= limits.RPC_READ_BYTES
+        self._read_bytes = limits.RPC_READ_BULK_BYTES if filled else limits.RPC_READ_BYTES
         return bytes(data)
 
     async def _guard(self, loop: Callable[[], Awaitable[None]]) -> None:
