@@ -74,6 +74,7 @@ def test_sizes_count_text_and_tag(block):
     assert list(block.sizes()) == [len(fact.text) + len(fact.tag) for fact in facts(block)]
     decoded, _ = decode_block(encode_body(block, 1, 1))
     assert decoded.sizes() == block.sizes()
+    assert decoded.size == block.size == sum(block.sizes())
 
 
 @given(st.integers(0, 256), st.data())

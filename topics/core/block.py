@@ -204,6 +204,11 @@ class Block:
         self.hops += other.hops
         self.crlf = self.crlf or other.crlf
 
+    @property
+    def size(self) -> int:
+        """The sum of `sizes`: all texts without the commas between them, and all tags."""
+        return self.ends[-1] - len(self.ends) + 1 + self.tag_ends[-1]
+
     def sizes(self) -> "array[int]":
         """What each record counts for in `bytes`: its text and its tag."""
         ends, tag_ends = self.ends, self.tag_ends

@@ -76,7 +76,7 @@ class Chunk:
         """Append `block` to the open tail; the bytes that added."""
         assert self.open and self.block is not None
         sizes = block.sizes()
-        added = sum(sizes)
+        added = block.size
         self.block.extend(block)  # also grows self.ts, which is the block's own column
         self.sizes.extend(sizes)
         self.live += len(sizes)

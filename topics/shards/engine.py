@@ -323,7 +323,7 @@ class Engine:
 
     def _pend(self, topic: Topic, event: Appended) -> Callable[[], Retries]:
         """Count a write that has to wait against caps and keys; calling the result ends that and gives its retries."""
-        size = sum(sum(block.sizes()) for block in event.blocks)
+        size = sum(block.size for block in event.blocks)
         topic.pending_records += event.count
         topic.pending_bytes += size
         self.holdings.pended(topic, size)
