@@ -66,7 +66,7 @@ def over_topics(bench: Bench) -> list[Curve]:
             loads = [_create(server, names)]
             singles.add("W1: appends of one record", count, _rate(bench, server, names, W1, loads))
             batches.add("W2: appends of 1,000 records", count, _rate(bench, server, names, W2, loads))
-            batches.add("W3: catch-up reads", count, _read_rate(bench, server, _written(loads[-1])))
+            batches.add("W3: catch-up reads", count, _read_rate(bench, server, loads[-1]))
             chosen = random.Random(count).sample(names, min(CHECKED_TOPICS, count))
             check(address_of(server), [ledger for load in loads for ledger in load.ledgers], chosen)
         bench.say(f"growth: {count:,} topics: " + ", ".join(_last_points([singles, batches])))
@@ -79,8 +79,8 @@ def _last_points(shown: Sequence[Curve]) -> list[str]:
 
 
 def _create(server: Server, names: Sequence[str]) -> Load:
-    """A topic is made by its first record; its class is then `disk`."""
-    writes = writes_for(names, min(W1.producers, len(names)), 1)
+    """A topic is made by its first record."""
+    writes = writes_for(names, min(W1.producers, len(names)), 1, durability="fsync")
     return append_load(address_of(server), writes, 2, each=max(len(write.topics) for write in writes))
 
 
@@ -95,30 +95,21 @@ def _rate(bench: Bench, server: Server, names: Sequence[str], shape: Shape, load
     return _median_of(bench.sizes.rounds, measure)
 
 
-def _written(load: Load) -> list[str]:
-    """The topics that were written to."""
-    return sorted(
-        {
-            ledger.write.topic_of(number)
-            for ledger in load.ledgers
-            for number in range(min(len(ledger.firsts), len(ledger.write.topics)))
-        }
-    )
-
-
-def _read_rate(bench: Bench, server: Server, names: Sequence[str]) -> float:
-    """One reader that goes over the topics, each from its beginning to its end; seqs must leave no gap."""
+def _read_rate(bench: Bench, server: Server, load: Load) -> float:
+    """One reader that takes the batches of a load, a call for each."""
+    places = [
+        (ledger.write.topic_of(number), first) for ledger in load.ledgers for number, first in enumerate(ledger.firsts)
+    ]
     with Connection(address_of(server)) as connection:
         began = time.perf_counter()
-        read = at = turn = 0
+        read = 0
         while time.perf_counter() < began + bench.sizes.growth_seconds:
-            name = names[turn % len(names)]
-            page = PAGE.decode(connection.ask(diff_request(name, at)))
-            if [record.seq for record in page.records] != list(range(at + 1, page.next_from_seq + 1)):
-                raise WrongAnswer(f"{name}: a diff from {at} has a gap")
-            read += len(page.records)
-            at, turn = (0, turn + 1) if page.caught_up else (page.next_from_seq, turn)
-        return read / (time.perf_counter() - began)
+            topic, first = places[read % len(places)]
+            page = PAGE.decode(connection.ask(diff_request(topic, first - 1, W2.batch)))
+            if [record.seq for record in page.records] != list(range(first, first + W2.batch)):
+                raise WrongAnswer(f"{topic}: a diff from {first - 1} has a gap")
+            read += 1
+        return read * W2.batch / (time.perf_counter() - began)
 
 
 # --- records ------------------------------------------------------------------------------------------------------

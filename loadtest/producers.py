@@ -56,11 +56,11 @@ class Load:
         return {**latency_ms(self.latencies), "client_us": self.client_s * 1e6 / max(self.records, 1)}
 
 
-def writes_for(topics: Sequence[str], producers: int, size: int) -> list[Write]:
+def writes_for(topics: Sequence[str], producers: int, size: int, durability: str = "") -> list[Write]:
     """Producers over topics: with fewer topics than producers they share, with more each has several."""
     if len(topics) <= producers:
-        return [Write([topics[n % len(topics)]], n, size) for n in range(producers)]
-    return [Write(list(topics[n::producers]), n, size) for n in range(producers)]
+        return [Write([topics[n % len(topics)]], n, size, durability=durability) for n in range(producers)]
+    return [Write(list(topics[n::producers]), n, size, durability=durability) for n in range(producers)]
 
 
 # --- closed loop --------------------------------------------------------------------------------------------------
@@ -70,7 +70,8 @@ def append_load(
     address: Address, writes: Sequence[Write], processes: int, seconds: float = math.inf, each: int = sys.maxsize
 ) -> Load:
     """For so long, or until each producer has sent so many writes."""
-    works = [partial(_closed_loop, address, list(writes[n::processes]), seconds, each) for n in range(processes)]
+    shares = [list(writes[n::processes]) for n in range(min(processes, len(writes)))]
+    works = [partial(_closed_loop, address, share, seconds, each) for share in shares]
     return _joined(run_together(works))
 
 

@@ -24,11 +24,13 @@ def batch(producer: int, size: int) -> list[bytes]:
 class Write:
     """A request that appends one batch, rendered once; each send only sets the number and, if need be, the topic."""
 
-    def __init__(self, topics: list[str], producer: int, size: int, key: str = "") -> None:
+    def __init__(self, topics: list[str], producer: int, size: int, key: str = "", durability: str = "") -> None:
+        """`durability` is what the topics get if these writes make them."""
         self.topics = topics
         self.producer = producer
         self.size = size
-        body = b'{"records":[%b]}' % b",".join(b'{"data":%b}' % one for one in batch(producer, size))
+        config = b'"config":{"durability":"%b"},' % durability.encode() if durability else b""
+        body = b'{%b"records":[%b]}' % (config, b",".join(b'{"data":%b}' % one for one in batch(producer, size)))
         self._tail = bytearray(post("?return_seqs=false", body, key=key).removeprefix(b"POST "))
         self._at = self._tail.index(_OPENING) + len(_OPENING) + PRODUCER_DIGITS + INDEX_DIGITS
         self._fixed = self._request(topics[0]) if len(topics) == 1 else None

@@ -26,6 +26,29 @@ def test_workloads_run_and_check_themselves_at_tiny_sizes(names, tmp_path, capsy
     assert not list(tmp_path.glob("data-*"))  # what the servers wrote is gone
 
 
+@pytest.mark.slow
+def test_growth_is_measured_at_tiny_sizes(tmp_path):
+    sizes = Sizes(
+        rounds=1,
+        growth_topics=(1, 70),
+        growth_records=(1_000, 2_000),
+        growth_log_records=(4_000,),
+        growth_seconds=0.05,
+    )
+    assert command.main(["--growth", "--results", str(tmp_path)], sizes) == 0
+    curves = json.loads((tmp_path / "results.json").read_text())["growth"]
+    assert [[x for x, _ in points] for curve in curves for points in curve["lines"].values()] == [
+        [1, 70],
+        [1, 70],
+        [1, 70],
+        [1_000, 2_000],
+        [1_000, 2_000],
+        [4_000],
+        [4_000],
+    ]
+    assert (tmp_path / "growth.png").exists()
+
+
 def test_a_wrong_answer_is_an_exit_status(tmp_path, capsys, monkeypatch):
     def lie() -> Sample:
         raise WrongAnswer("[seq 7] is missing")
