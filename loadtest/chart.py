@@ -38,7 +38,7 @@ def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> None:
         axis.set_title(f"{outcome.workload.name}: {outcome.workload.title}", loc="left", fontsize=10)
         axis.set_xlabel(outcome.workload.unit, fontsize=8)
         axis.tick_params(labelsize=8)
-        axis.xaxis.set_major_formatter("{x:,g}")
+        axis.xaxis.set_major_formatter("{x:,.10g}")
         axis.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=120)
 
@@ -53,7 +53,7 @@ def draw_curves(curves: Sequence[Curve], path: Path) -> None:
         axis.set_title(curve.title, loc="left", fontsize=10)
         axis.set_xlabel(curve.x_label, fontsize=8)
         axis.set_ylabel(curve.y_label, fontsize=8)
-        axis.yaxis.set_major_formatter("{x:,g}")
+        axis.yaxis.set_major_formatter("{x:,.10g}")
         axis.tick_params(labelsize=8)
         axis.legend(fontsize=8)
         axis.spines[["top", "right"]].set_visible(False)

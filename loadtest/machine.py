@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import time
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +12,7 @@ from loadtest.tools import find_program
 
 PACKAGES = ("topics", "trio", "httptools", "msgspec", "redis", "hiredis", "nats-py")
 PROGRAMS = {"redis-server": "--version", "wrk": "--version", "nats-server": "--version"}
+VERSION = re.compile(r"\d+(\.\d+)+")
 MEMORY_SYSTEMS = {"tmpfs", "ramfs"}
 BUSY_LOAD = 0.3
 
@@ -23,7 +25,7 @@ def describe(folder: Path) -> dict[str, str]:
         "system": f"{platform.system()} {platform.release()}",
         "file system": file_system(folder),
         "python": platform.python_version(),
-        "load before": f"{os.getloadavg()[0]:.2f}",
+        "load": f"{os.getloadavg()[0]:.1f}",  # of others: nothing runs yet
     }
     for package in PACKAGES:
         try:
@@ -34,7 +36,8 @@ def describe(folder: Path) -> dict[str, str]:
         path = find_program(program)
         if path is not None:
             answer = subprocess.run([path, flag], capture_output=True, text=True, check=False)
-            seen[program] = (answer.stdout or answer.stderr).splitlines()[0].strip()
+            found = VERSION.search(answer.stdout + answer.stderr)
+            seen[program] = found[0] if found else "of unknown version"
     return seen
 
 

@@ -61,7 +61,7 @@ def _markdown_table(lines: Iterator[list[str]]) -> str:
 
 
 def markdown(outcomes: Sequence[Outcome], machine: Mapping[str, str]) -> str:
-    parts = ["Measured with " + ", ".join(f"{name} {value}" for name, value in machine.items()) + "."]
+    parts = ["Measured on: " + "; ".join(f"{name} {value}" for name, value in machine.items()) + "."]
     if any(outcome.workload.aims for outcome in outcomes):
         parts.append(_markdown_table(verdict_lines(outcomes)))
     for outcome in outcomes:
