@@ -258,6 +258,7 @@ class Access(NamedTuple):
     scopes: int
     needs_key: bool = True
     query_token: bool = False  # a browser's EventSource cannot send headers
+    names_topic: bool = True  # the name in its path is one that prefixes are about
 
 
 # Commands of a WebSocket are checked one by one; opening it takes a key and no scope. `topic.append_config` and
@@ -276,7 +277,7 @@ ROUTE_SCOPES: Mapping[str, Access] = {
     "router.list": Access(READ),
     "router.remove": Access(DELETE),
     "watch.create": Access(READ),
-    "watch.stream": Access(READ, query_token=True),
+    "watch.stream": Access(READ, query_token=True, names_topic=False),
     "ws.open": Access(0),
     "ws.subscribe": Access(READ),
     "ws.publish": Access(WRITE),

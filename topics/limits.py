@@ -20,10 +20,32 @@ PRIORITY_MAX = 1000
 DIFF_LIMIT_DEFAULT = 256
 DIFF_LIMIT_MAX = 1000
 DIFF_WAIT_MS_MAX = 30_000
+FOLLOW_WAIT_MS_MAX = 30_000  # a gateway asks again after this
 BATCH_BYTES_DEFAULT = 1 * MIB
 BATCH_BYTES_MAX = 8 * MIB
 LIST_PAGE_DEFAULT = 100
 LIST_PAGE_MAX = 1000
+
+# --- live delivery ------------------------------------------------------------------------------------------------
+WATCH_TOPICS_HARD_MAX = 4096  # what an operator may set for one session, or one WebSocket
+WATCH_BATCH_BYTES_DEFAULT = 256 * KIB
+HEARTBEAT_MS_DEFAULT = 15_000
+HEARTBEAT_MS_MIN = 1_000
+HEARTBEAT_MS_MAX = 60_000
+CURSOR_MAP_TOPICS = 64  # above this an id is a compact token instead of a map of names
+CURSOR_BYTES_MAX = 24 * KIB
+RETRY_MS = 2_000  # what EventSource is told to wait before it connects again
+BUFFER_GRACE_MS = 5_000  # a reader stalled for longer is told `from_seq_too_old` if it lost records meanwhile
+SLOW_CONSUMER_MS = 30_000  # a reader stalled for this long is let go; its session stays
+STREAM_SEND_BUFFER_BYTES = 128 * KIB  # of the kernel, for each stream
+WS_COMMANDS_MAX = 64  # of one WebSocket, under way at once; then it is not read
+WS_PING_S = 20.0
+RING_BYTES = 256 * KIB  # of batches that a feed keeps for readers that are about to join it
+RING_MS = 250  # how long; what is deleted meanwhile could still be seen
+PROGRESS_MS = 1_000  # cursors of open streams are told to their session this often
+PROGRESS_CURSORS = 1_000  # in one message, or a few more
+FEED_RETRY_MIN_MS = 20  # while a topic's shard is down, doubling up to the next line
+FEED_RETRY_MAX_MS = 1_000
 
 # --- blocks -------------------------------------------------------------------------------------------------------
 BLOCK_RECORDS_MAX = 256
@@ -55,7 +77,7 @@ FINDINGS_MAX = 1000  # rows of damage that a check shows; more are counted
 RPC_CHUNK_BYTES = 64 * KIB
 RPC_HEAD_MAX = 1 * MIB
 RPC_BODY_MAX = 160 * MIB
-RPC_INFLIGHT_MAX = 4096
+RPC_INFLIGHT_MAX = 32_768  # a stream holds one or two open for as long as it lives
 RPC_SEND_QUEUE_BYTES = 32 * MIB
 RPC_CREDITS_DEFAULT = 64
 RPC_HELLO_TIMEOUT_MS = 5_000
@@ -119,6 +141,11 @@ DELETE_BYTES_MAX = 64 * MIB  # the seqs of one match delete, encoded
 SHARD_BODIES_BYTES = 256 * MIB  # of large bodies that wait for a thread or for one another in one shard
 INLINE_BLOCKS = 8  # stored blocks that a diff reads in one turn of the loop
 SWITCH_INTERVAL_S = 1e-4
+AGING_TICK_MS = 50
+LAG_PRESSURE_MS = 100  # the loop is this late on the whole: coalesce, and hold low priorities back
+LAG_HIGH_MS = 2_000  # writes are refused
+THROTTLE_NOTICE_MS = 250  # readers whose topic waited this long for its turn are told
+THROTTLE_NOTICE_EVERY_MS = 5_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +159,7 @@ class Limits:
     tag_bytes: int = 256
     node_bytes: int = 128
     read_records: int = DIFF_LIMIT_MAX
+    watch_topics: int = 256
     segment_events: int = 10_000
     segment_bytes: int = 64 * MIB
     segment_age_ms: int = 3_600_000

@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 
 import msgspec
 
+from topics import limits
 from topics.failpoints import BadFailpoint
 from topics.failpoints import parse as parse_failpoints
 from topics.keys import KeyDigest
@@ -194,6 +195,7 @@ OPTIONS: tuple[Option, ...] = (
     _limit("max_body_bytes", "body_bytes", 79 * MIB, "Bytes of one request body, after gzip."),
     _limit("max_meta_bytes", "meta_bytes", 60 * KIB, "Bytes of one record's meta."),
     _limit("max_tag_bytes", "tag_bytes", 4 * KIB, "Bytes of one tag."),
+    _limit("max_watch_topics", "watch_topics", limits.WATCH_TOPICS_HARD_MAX, "Topics of one watch session."),
     _limit("max_node_bytes", "node_bytes", 4 * KIB, "Bytes of one node id."),
     _limit("max_limit", "read_records", 10_000, "Records in one answer to a diff; a larger limit is clamped to it."),
     _limit("segment_max_events", "segment_events", 10_000_000, "A segment is sealed at this many records."),

@@ -29,6 +29,9 @@ SCOPES = {
     "POST /v0/topics/:topic/delete": DELETE,
     "PUT /v0/topics/:topic": ADMIN,
     "GET /v0/metrics": READ,
+    "POST /v0/watch": READ,
+    "GET /v0/watch/:wid": READ,
+    "GET /v0/ws": 0,
     "GET /v0/health": None,
     "GET /healthz": None,
     "GET /v0/ready": None,
@@ -39,7 +42,11 @@ BODIES = {
     "POST /v0/topics/:topic": {"records": [{"data": 1}]},
     "POST /v0/topics/:topic/delete": {"before_seq": 1},
     "PUT /v0/topics/:topic": {},
+    "POST /v0/watch": {"topics": {INSIDE: {}}},
 }
+WID = "wid_" + "A" * 22
+# What a route says that let the caller in, besides 200 and 201.
+BEYOND_THE_DOOR = {(404, "topic_not_found"), (404, "not_found"), (426, "invalid_request")}
 
 
 def title(route: Route) -> str:
@@ -67,7 +74,13 @@ def http(server, request) -> Iterator[httpx.Client]:
 
 def ask(http: httpx.Client, route: Route, name: str, headers: dict[str, str]) -> httpx.Response:
     body = BODIES.get(title(route))
-    return http.request(route.method, route.template.replace(":topic", name), json=body, headers=headers)
+    if title(route) == "POST /v0/watch":
+        body = {"topics": {name: {}}}
+    return http.request(route.method, path_of(route, name), json=body, headers=headers)
+
+
+def path_of(route: Route, name: str) -> str:
+    return route.template.replace(":topic", name).replace(":wid", WID)
 
 
 def refused(answer: httpx.Response, status: int, code: str) -> bool:
@@ -96,10 +109,10 @@ def test_scopes_and_prefixes(http, route):
     for scopes, prefixes, name in product(SCOPE_SETS, PREFIXES, (INSIDE, OUTSIDE)):
         answer = ask(http, route, name, {"authorization": f"Bearer {secret(scopes, prefixes)}"})
         may = wanted is None or not wanted & ~scopes
-        if ":topic" in route.template:
+        if ":topic" in route.template or title(route) == "POST /v0/watch":
             may = may and name.startswith(prefixes)
         served = answer.status_code in (200, 201) or (
-            answer.status_code == 404 and answer.json()["error"]["code"] == "topic_not_found"
+            (answer.status_code, answer.json()["error"]["code"]) in BEYOND_THE_DOOR
         )
         if served != may or (not may and not refused(answer, 403, "forbidden")):
             wrong.append((scopes, prefixes, name, answer.status_code, answer.text))
@@ -118,9 +131,10 @@ def test_without_a_key_of_ours(http, route, token):
 
 @pytest.mark.parametrize("route", ROUTES.table, ids=title)
 def test_a_token_in_the_query_is_no_key(http, route):
-    path = route.template.replace(":topic", INSIDE) + "?token=" + secret(ALL, "")
+    """But for streams, which a browser cannot open with a header."""
+    path = path_of(route, INSIDE) + "?token=" + secret(ALL, "")
     answer = http.request(route.method, path, json=BODIES.get(title(route)))
-    assert answer.status_code == (200 if SCOPES[title(route)] is None else 401)
+    assert answer.status_code == (404 if route.stream else 200 if SCOPES[title(route)] is None else 401)
 
 
 def test_what_is_refused_has_no_effect(http):

@@ -71,7 +71,7 @@ def test_a_text_is_json_that_says_what_was_written(items, node, first_seq, ts):
 def test_a_read_cuts_and_splices_what_was_asked_for(items, node, include_tags, include_meta, include_data):
     (block,) = render_blocks(items, node, 5, 1000)
     query = Diff(include_tags=include_tags, include_meta=include_meta, include_data=include_data)
-    window = Window(Chunk.of(block), block, 0, 0, len(block))
+    window = Window(block, 0, 0, len(block), Chunk.of(block))
     answer = b"[" + b",".join(bytes(piece) for piece in render([window], query, filter_nodes=False)) + b"]"
     for seq, (text, record) in enumerate(zip(json.loads(answer), items, strict=True), 5):
         expected = json.loads(text_of(record, seq, 1000, node))

@@ -6,7 +6,7 @@ slices. So a record that is evicted or deleted while a block is being read canno
 """
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -14,20 +14,25 @@ from topics.core.bits import runs, span
 from topics.core.block import Block
 from topics.core.chunk import Chunk
 from topics.core.loss import RECREATED, Tombstone
-from topics.core.requests import Diff
+from topics.core.requests import U64_MAX, Diff
 from topics.core.topic import SEQ_BASE, Topic
 
 Buffer = bytes | bytearray | memoryview
 
 
-class Window(msgspec.Struct):
-    """Records [low, high) of one chunk, with what was dead when the plan was made."""
+class Slice(msgspec.Struct):
+    """Records [low, high) of a block, without those whose bit in `dead` is set."""
 
-    chunk: Chunk
     block: Block | None
     dead: int
     low: int
     high: int
+
+
+class Window(Slice):
+    """A slice of one chunk, as it was when the plan was made. Its block may have to be fetched."""
+
+    chunk: Chunk
 
 
 class Plan(msgspec.Struct):
@@ -48,24 +53,28 @@ class Plan(msgspec.Struct):
         return self.caught_up and not self.windows and self.tombstone is None
 
 
-def plan(topic: Topic, query: Diff) -> Plan:
-    """What a diff at this instant answers. The caller has expired the topic."""
-    head = topic.head_seq
+def plan(topic: Topic, query: Diff, epoch: int = 0, until: int = U64_MAX) -> Plan:
+    """What a diff at this instant answers. The caller has expired the topic.
+
+    `epoch` is that of the life the cursor is from, 0 if it does not say. Seqs above `until` are not there yet.
+    """
+    head = min(topic.head_seq, until)
     earliest = topic.earliest_seq
     from_seq = query.from_seq
-    if from_seq > head:  # a cursor from another life of this name
+    if from_seq > topic.head_seq or (epoch and epoch != topic.epoch):  # a cursor from another life of this name
         tombstone: Tombstone | None = Tombstone(SEQ_BASE, head, RECREATED, 0)
         start = earliest - 1
     else:
         tombstone = topic.gap_after(from_seq)
         start = tombstone.gap_to if tombstone is not None else from_seq
-    windows, scanned, next_from = _select(topic, start, query)
-    return Plan(windows, tombstone, next_from, head, earliest, scanned)
+    windows, scanned, next_from = _select(topic, start, query, head)
+    next_from = max(start, next_from)  # what lies beyond `until` may be a gap, or where a cursor already is
+    return Plan(windows, tombstone, next_from, max(head, next_from), earliest, scanned)
 
 
-def _select(topic: Topic, start: int, query: Diff) -> tuple[list[Window], int, int]:
+def _select(topic: Topic, start: int, query: Diff, head: int) -> tuple[list[Window], int, int]:
     hole = topic.holes.after(start) if topic.holes.items else None
-    stop = hole.first if hole is not None else topic.head_seq + 1  # records below this may be delivered
+    stop = min(hole.first, head + 1) if hole is not None else head + 1  # records below this may be delivered
     windows: list[Window] = []
     room, budget, scanned = query.limit, query.batch_bytes, 0
     last = start
@@ -80,7 +89,7 @@ def _select(topic: Topic, start: int, query: Diff) -> tuple[list[Window], int, i
         high = min(len(chunk), stop - chunk.first_seq)
         high, taken, size = _fit(chunk, low, high, room, budget, first=not windows)
         if taken:
-            windows.append(Window(chunk, chunk.block, chunk.dead, low, high))
+            windows.append(Window(chunk.block, chunk.dead, low, high, chunk))
             room -= taken
             budget -= size
             scanned += high - low
@@ -114,7 +123,7 @@ def _fit(chunk: Chunk, low: int, high: int, room: int, budget: int, *, first: bo
 # --- rendering ----------------------------------------------------------------------------------------------------
 
 
-def render(windows: list[Window], query: Diff, *, filter_nodes: bool) -> list[Buffer]:
+def render(windows: Sequence[Slice], query: Diff, *, filter_nodes: bool) -> list[Buffer]:
     """The records' texts, to be joined by commas. Every window's block is present."""
     pieces: list[Buffer] = []
     nodes = query.nodes if filter_nodes else frozenset()
@@ -124,7 +133,7 @@ def render(windows: list[Window], query: Diff, *, filter_nodes: bool) -> list[Bu
     return pieces
 
 
-def _pieces(block: Block, window: Window, query: Diff, nodes: frozenset[bytes]) -> Iterator[Buffer]:
+def _pieces(block: Block, window: Slice, query: Diff, nodes: frozenset[bytes]) -> Iterator[Buffer]:
     hidden = {i + 1 for i, node in enumerate(block.nodes) if node in nodes} if nodes and block.nodes else set()
     whole = (
         query.include_data
@@ -139,7 +148,7 @@ def _pieces(block: Block, window: Window, query: Diff, nodes: frozenset[bytes]) 
                 yield _view(block, index, query)
 
 
-def _shown(block: Block, window: Window, hidden: set[int]) -> int:
+def _shown(block: Block, window: Slice, hidden: set[int]) -> int:
     """The mask of the records to deliver."""
     shown = span(window.low, window.high) & ~window.dead
     if hidden:

@@ -29,7 +29,7 @@ def opened(fields: Mapping[str, Any]) -> bytes:
 
 def effective_priority(topic: Topic, now_ms: int) -> int:
     config = topic.config
-    return priority.effective(config.priority, config.auto_priority, topic.last_read_ms, now_ms)
+    return priority.effective(config.priority, config.auto_priority, topic.last_read_ms, now_ms, topic.queued_ms)
 
 
 def topic_config(topic: Topic, *, created: bool) -> bytes:

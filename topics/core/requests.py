@@ -121,7 +121,7 @@ def decode_append(
     for index, record in enumerate(records):
         _check_record(index, record, bounds)
     if parsed.node is not None:
-        _check_node(parsed.node, "node", bounds)
+        check_node(parsed.node, "node", bounds)
     key = parsed.idempotency_key if parsed.idempotency_key is not None else header_key
     if key is not None and not 1 <= len(key) <= limits.IDEMPOTENCY_KEY_MAX:
         raise invalid(
@@ -137,7 +137,7 @@ def _decode_append(body: bytes | memoryview, bounds: Limits) -> _AppendBody:
         if decoded is not None:
             records, rest = decoded
             return msgspec.structs.replace(rest, records=records + rest.records)
-    parsed: _AppendBody = _decode(_append, body, bounds)
+    parsed: _AppendBody = decode_body(_append, body, bounds)
     return parsed
 
 
@@ -158,7 +158,7 @@ def _check_record(index: int, record: RecordIn, bounds: Limits) -> None:
                 f"records[{index}].tag is {tag_bytes} bytes; the limit is {bounds.tag_bytes}", index=index, field="tag"
             )
     if record.node is not None:
-        _check_node(record.node, f"records[{index}].node", bounds, index=index)
+        check_node(record.node, f"records[{index}].node", bounds, index=index)
 
 
 def _check_meta(index: int, raw: bytes, bounds: Limits) -> int:
@@ -179,7 +179,7 @@ def _check_meta(index: int, raw: bytes, bounds: Limits) -> int:
     return len(raw)
 
 
-def _check_node(node: str, where: str, bounds: Limits, **detail: int) -> None:
+def check_node(node: str, where: str, bounds: Limits, **detail: int) -> None:
     if len(node) * 4 > bounds.node_bytes and (size := len(node.encode())) > bounds.node_bytes:
         raise invalid(f"{where} is {size} bytes; the limit is {bounds.node_bytes}", **detail, field="node")
 
@@ -188,7 +188,7 @@ def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
     """An empty body means all defaults. Values above a maximum are clamped, wrong types are refused."""
     if not body:
         return Diff()
-    parsed: _DiffBody = _decode(_diff, body, bounds)
+    parsed: _DiffBody = decode_body(_diff, body, bounds)
     for name in ("from_seq", "limit", "wait_ms", "max_batch_bytes"):
         if not 0 <= getattr(parsed, name) <= U64_MAX:
             raise invalid(f"{name} must be a whole number from 0 to 2^64-1", field=name)
@@ -208,7 +208,7 @@ def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
 
 
 def decode_delete(body: bytes | memoryview, bounds: Limits) -> Delete:
-    parsed: _DeleteBody = _decode(_delete, body, bounds)
+    parsed: _DeleteBody = decode_body(_delete, body, bounds)
     match = parse_match(_any.decode(parsed.match)) if _given(parsed.match) else None
     if parsed.before_seq is None and match is None:
         raise invalid("give before_seq, match or both: a delete must say what to remove")
@@ -221,7 +221,7 @@ def _given(raw: msgspec.Raw) -> bool:
     return raw is not _NO_RAW and bytes(raw) != b"null"
 
 
-def _decode(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview, bounds: Limits) -> Any:
+def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview, bounds: Limits) -> Any:
     if len(body) > bounds.body_bytes:
         raise TopicsError(
             errors.PAYLOAD_TOO_LARGE,

@@ -67,6 +67,7 @@ class Topic:
         "pending_keys",
         "pending_records",
         "published",
+        "queued_ms",
         "removing",
         "reserved",
         "resident_from",
@@ -95,6 +96,7 @@ class Topic:
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.leases: Leases | None = None  # of a queue, once something was claimed
+        self.queued_ms: int | None = None  # since when its readers wait to be served
         # Storage positions, kept here because they are per topic; the core only carries them.
         self.applied_lsn = 0
         self.ceiling = 0  # highest seq that may be acked before its own sync
@@ -147,6 +149,12 @@ class Topic:
         if from_seq + 1 >= self.evicted.floor and not self.holes.items:
             return None
         return find_gap(self.evicted, self.holes, from_seq, self.next_live(from_seq))
+
+    def run_waiters(self) -> None:
+        """Readers that wait for a change look now."""
+        waiters, self.waiters = self.waiters, None
+        for wake in waiters or ():
+            wake()
 
     def take_waiting(self) -> list[Callable[[], None]]:
         """Commands that wait for a pending one; nothing waits any more."""

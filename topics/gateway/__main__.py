@@ -21,6 +21,7 @@ from topics.board import Board
 from topics.gateway.access import Door
 from topics.gateway.app import create_app
 from topics.gateway.dispatch import Gateway
+from topics.gateway.live import Live
 from topics.gateway.server import Server
 from topics.gateway.shard_calls import Shards
 from topics.gateway.slots import RequestSlots, StreamSlots
@@ -92,7 +93,9 @@ async def serve(boot: GatewayBoot) -> None:
         nursery.start_soon(_stop_when_orphaned, boot.lifeline_fd, stop, nursery.cancel_scope)
         shards = Shards({shard: Peer(path, nursery) for shard, path in boot.shard_sockets.items()}, boot.slots)
         door = open_door(boot, board)
-        gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board=board, door=door)
+        live = Live(shards, nursery)
+        nursery.start_soon(live.run)
+        gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board=board, door=door, live=live)
         server = Server(gateway, create_app(gateway), publish=publish, max_connections=boot.settings.caps.connections)
 
         def health(call: Call) -> None:

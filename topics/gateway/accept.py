@@ -17,6 +17,10 @@ def preferred(accept: bytes, *ours: bytes) -> bytes:
     return chosen
 
 
+def accepts(accept: bytes, kind: bytes) -> bool:
+    return _rank(accept, kind)[0] > 0
+
+
 def _rank(accept: bytes, kind: bytes) -> tuple[float, int, int]:
     """Weight, exactness and (negative) place of the entry that decides about a media type."""
     ranges = {kind: 3, kind.partition(b"/")[0] + b"/*": 2, b"*/*": 1}

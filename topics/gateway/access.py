@@ -43,6 +43,7 @@ class Door:
             request.principal = OPEN
         if name:
             request.name = decode_name(name)
+        if name and access.names_topic:
             authorise(request.principal, access.scopes, request.name)
         else:
             authorise(request.principal, access.scopes)

@@ -5,7 +5,7 @@ allowed", since paths are decoded and matched in one place only (routing.py).
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import quart
@@ -16,9 +16,13 @@ from werkzeug.exceptions import RequestEntityTooLarge
 from topics import errors
 from topics.errors import TopicsError
 from topics.gateway.bodies import too_large
-from topics.gateway.dispatch import Gateway, finish
+from topics.gateway.dispatch import Gateway, finish, shutting_down
 from topics.gateway.messages import Refusal, Request, Response, header_map
 from topics.gateway.statuses import error_response
+from topics.gateway.streaming import frames_of
+from topics.gateway.watch_routes import live_of
+from topics.gateway.websocket import WsSession
+from topics.keys import identify
 
 access_log = logging.getLogger("topics.access")
 T = TypeVar("T")
@@ -36,6 +40,9 @@ def create_app(gateway: Gateway) -> QuartTrio:
         response = await gateway.answer(request)
         if quart.request.http_version == "2":  # the bridge logs the others
             access_log.debug("%s %s %d h2", request.method, request.path.decode("latin-1"), response.status)
+        if response.stream is not None:
+            assert gateway.live is not None
+            return to_quart(response, frames_of(response.stream, gateway.live.nursery))
         return to_quart(response)
 
     async def stray(error: Exception) -> quart.Response:
@@ -48,6 +55,12 @@ def create_app(gateway: Gateway) -> QuartTrio:
         app.add_url_rule(
             quart_rule(template), template, view, methods=methods, provide_automatic_options=False, strict_slashes=False
         )
+
+    async def open_websocket() -> quart.Response | None:
+        scope: Any = quart.websocket.scope
+        return await serve_websocket(gateway, scope)
+
+    app.add_websocket("/v0/ws", "websocket", open_websocket)
     for status in (404, 405):
         app.register_error_handler(status, stray)
     return app
@@ -71,11 +84,31 @@ def from_quart(request: quart.Request) -> Request:
     )
 
 
-def to_quart(response: Response) -> quart.Response:
-    made = quart.Response(response.body + response.tail, response.status, content_type=response.content_type.decode())
+def to_quart(response: Response, frames: AsyncIterator[bytes] | None = None) -> quart.Response:
+    body = response.body + response.tail if frames is None else frames
+    made = quart.Response(body, response.status, content_type=response.content_type.decode())
+    if frames is not None:
+        made.timeout = None
     for name, value in response.headers:
         made.headers[name.decode("latin-1")] = value.decode("latin-1")
     return made
+
+
+async def serve_websocket(gateway: Gateway, scope: Any) -> quart.Response | None:
+    """A WebSocket to its end. A refusal is an ordinary answer: the socket was not opened."""
+    request = Request("GET", scope["raw_path"], b"", header_map(list(scope["headers"])), _NO_BODY)
+    try:
+        if gateway.draining:
+            raise shutting_down()
+        principal = identify(scope["topics.visitor"].keys, request.headers.get(b"authorization"))
+        session = WsSession(gateway, live_of(gateway), principal)
+        slot = gateway.door.streams.take(principal.index)
+    except TopicsError as error:
+        return to_quart(await finish(request, error_response(error)))
+    with slot:
+        await quart.websocket.accept()
+        await quart.websocket.close(await session.run(quart.websocket))
+    return None
 
 
 async def no_websocket() -> Response:

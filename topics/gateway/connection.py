@@ -28,6 +28,7 @@ from topics.gateway.messages import ClientGone, Refusal, Request, Response, head
 from topics.gateway.parser import H2_PREFACE, Incoming, RequestParser, split_target
 from topics.gateway.routing import Route
 from topics.gateway.statuses import error_response
+from topics.gateway.streaming import stream_to_socket
 
 if TYPE_CHECKING:
     from topics.gateway.server import Server
@@ -249,7 +250,13 @@ class Connection:
     async def _answer_hot(self, incoming: Incoming, route: Route, name: bytes, path: bytes, query: bytes) -> None:
         headers, body = header_map(incoming.headers), HotBody(self, incoming)
         request = Request(incoming.method, path, query, headers, body, incoming.started_ns, self.visitor)
-        await self.respond(incoming, await self.server.gateway.run(route, name, request))
+        response = await self.server.gateway.run(route, name, request)
+        if response.stream is None:
+            await self.respond(incoming, response)
+            return
+        self.visitor.leave()
+        await stream_to_socket(self, incoming, response)
+        self.log_access(incoming, response.status, 0)
 
     async def respond(self, incoming: Incoming, response: Response) -> None:
         """A whole answer in one send."""

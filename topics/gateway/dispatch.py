@@ -17,6 +17,7 @@ from topics.board import Board, Phase
 from topics.errors import TopicsError
 from topics.gateway import bodies
 from topics.gateway.access import Door
+from topics.gateway.live import Live
 from topics.gateway.messages import ClientGone, Request, Response
 from topics.gateway.routing import Route, Routes
 from topics.gateway.shard_calls import Shards
@@ -40,12 +41,15 @@ class Gateway:
     board: Board | None = None
     first_ready: bool = False  # every shard has been ready once
     polls: set[trio.CancelScope] = field(default_factory=set)  # long-polls that a drain ends early
+    live: Live | None = None
 
     def drain(self) -> None:
         """From now on requests are refused; those under way finish, long-polls at once."""
         self.draining = True
         for scope in tuple(self.polls):
             scope.cancel()
+        if self.live is not None:
+            self.live.drain()
 
     def was_ready(self, *, now_ready: bool) -> bool:
         """Has the instance been ready, ever? The board remembers it over a restart of this gateway."""

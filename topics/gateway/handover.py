@@ -23,13 +23,15 @@ from topics.gateway.access import Door
 from topics.gateway.h2 import H2Exchange
 
 
-def hypercorn_config() -> Config:
+def hypercorn_config(body_bytes: int) -> Config:
     config = Config()
     config.include_server_header = False
     config.accesslog = None
     config.errorlog = logging.getLogger("topics.hypercorn")
     config.keep_alive_timeout = 10.0**9
     config.keep_alive_max_requests = 1 << 62
+    config.websocket_max_message_size = body_bytes
+    config.websocket_ping_interval = limits.WS_PING_S
     config.h11_max_incomplete_size = limits.HTTP_HEAD_BYTES
     config.h2_max_header_list_size = limits.HTTP_HEAD_BYTES
     return config
@@ -38,11 +40,11 @@ def hypercorn_config() -> Config:
 class Handover:
     """The app's lifespan, and the connections that Hypercorn serves."""
 
-    def __init__(self, app: Any, door: Door, send_s: float) -> None:
+    def __init__(self, app: Any, door: Door, send_s: float, body_bytes: int) -> None:
         self._app = app
         self._door = door
         self._send_s = send_s
-        self._config = hypercorn_config()
+        self._config = hypercorn_config(body_bytes)
         self._context = WorkerContext(None)
         self._state: LifespanState = {}
         self._lifespan = Lifespan(ASGIWrapper(app), self._config, self._state)

@@ -103,10 +103,32 @@ class Request:
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
+class Sink(Protocol):
+    """Where a stream's frames go. Never blocks; what the client does not take at once is kept: it is `stalled` then."""
+
+    stalled: bool
+
+    def push(self, buffers: list[bytes]) -> None:
+        """One frame, while not stalled (a few small ones may come anyway)."""
+
+    async def flush(self) -> None:
+        """Until the client has taken everything. Raises ClientGone."""
+
+
+class Body(Protocol):
+    """The body of an answer that goes on until somebody ends it."""
+
+    async def run(self, sink: Sink) -> None:
+        """Send frames; returns when the stream is over. Cancelled when the client is gone."""
+
+    def close(self) -> None:
+        """Give back what it holds, whether it ran or not."""
+
+
 class Response:
     """An answer. With `perf` the body is an open JSON object: `performance` is added and the object closed."""
 
-    __slots__ = ("body", "content_type", "headers", "perf", "status", "tail")
+    __slots__ = ("body", "content_type", "headers", "perf", "status", "stream", "tail")
 
     def __init__(
         self,
@@ -115,8 +137,10 @@ class Response:
         perf: Mapping[str, Any] | None = None,
         content_type: bytes = JSON,
         headers: tuple[tuple[bytes, bytes], ...] = (),
+        stream: Body | None = None,
     ) -> None:
         self.status = status
+        self.stream = stream  # instead of a body
         self.body = body
         self.tail = b""  # sent right after the body; spares a copy of it
         self.perf = perf

@@ -43,3 +43,11 @@ def response_head(response: Response, connection: bytes) -> bytes:
         date_line(),
         connection,
     )
+
+
+def stream_head(response: Response, *, chunked: bool) -> bytes:
+    """The head of an answer that goes on. HTTP/1.0 has no chunks: its end is that of the connection."""
+    lines = [status_line(response.status), b"content-type: %b\r\n" % response.content_type]
+    lines += [b"%b: %b\r\n" % header for header in response.headers]
+    lines += [b"transfer-encoding: chunked\r\n", KEEP_ALIVE] if chunked else [CLOSE]
+    return b"".join([*lines, date_line(), b"\r\n"])

@@ -56,7 +56,7 @@ class Server:
         self.gateway = gateway
         self.app = app
         self.patience = patience or Patience()
-        self.handover = Handover(app, gateway.door, self.patience.send_s)
+        self.handover = Handover(app, gateway.door, self.patience.send_s, gateway.limits.body_bytes)
         self.connections: set[Connection] = set()
         self.address: tuple[str, int] | None = None
         self.now = 0.0  # coarse, for deadlines

@@ -1,6 +1,6 @@
 """Calls to shards: found by arithmetic, bounded by a deadline, never a place to hang."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import trio
@@ -29,6 +29,17 @@ class Shards:
     ) -> Reply:
         """Call the owner of `name`. PeerLost and DeadlineExceeded are `not_ready`."""
         return await self._by_slot[slot_of(name)].call(method, head, body, deadline_ms=deadline_ms)
+
+    def peer_of(self, name: str) -> Peer:
+        """The shard that owns a name, for calls that stream."""
+        return self._by_slot[slot_of(name)]
+
+    def group(self, names: Iterable[str]) -> dict[Peer, list[str]]:
+        """Names by the shard that owns them."""
+        groups: dict[Peer, list[str]] = {}
+        for name in names:
+            groups.setdefault(self.peer_of(name), []).append(name)
+        return groups
 
     async def call_all(
         self, method: str, head: Mapping[str, Any], deadline_ms: int = limits.CALL_DEADLINE_MS

@@ -94,6 +94,10 @@ class Stream:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        self.abandon()
+
+    def abandon(self) -> None:
+        """Cancel the call at the server, if it is not over."""
         if not self._ended:
             self._connection.abandon(self._id)
         self._buffer.clear()

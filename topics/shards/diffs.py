@@ -1,9 +1,11 @@
-"""The call `diff`, from its plan to its answer; a long-poll looks again until there is something to tell.
+"""Calls that read a topic, from plan to answer; one that waits looks again until there is something to tell.
 
-A look that finds only records of the reader's own nodes has nothing to tell. It moves the cursor past them and goes
-on waiting, so that a reader is not woken by its own writes; when the time is up, the answer carries that cursor.
+`diff` answers a client, `follow` (follow.py) a gateway that has live readers. A look that finds only records of the
+reader's own nodes has nothing to tell. It moves the cursor past them and goes on waiting, so that a reader is not woken
+by its own writes; when the time is up, the answer carries that cursor.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import msgspec
@@ -16,21 +18,24 @@ from topics.core.diff import plan as plan_diff
 from topics.core.requests import Diff
 from topics.core.topic import Topic
 from topics.rpc.calls import Call
+from topics.shards.engine import Engine
 from topics.shards.polls import Poll, Polls
 from topics.shards.reader import BlockReader, Missing
+from topics.shards.scheduler import Scheduler
 from topics.shards.store import Store
 
 
 class Look:
     """One call, over all the times it looks."""
 
-    __slots__ = ("call", "ends", "poll", "query", "scanned", "topic_name")
+    __slots__ = ("call", "ends", "poll", "query", "scanned", "throttle_ms", "topic_name")
 
     def __init__(self, call: Call, topic_name: str, query: Diff, wait_ms: int) -> None:
         self.call = call
         self.topic_name = topic_name
         self.query = query
         self.scanned = 0
+        self.throttle_ms = 0.0
         self.poll: Poll | None = None
         self.ends = trio.current_time() + wait_ms / 1000 if wait_ms else 0.0
         if wait_ms:
@@ -48,10 +53,29 @@ class Look:
         if self.poll is not None:
             self.poll.cancel()
 
+    # --- what a `follow` does in its own way ------------------------------------------------------------------------
+
+    def is_put_off(self, engine: Engine, topic: Topic, again: Callable[[], None]) -> bool:
+        """Whether it is too early to look; then `again` will be called."""
+        return False
+
+    def plan(self, topic: Topic) -> Plan:
+        return plan_diff(topic, self.query)
+
+    def answer(self, topic: Topic, plan: Plan) -> bool:
+        """Reply, unless there is nothing to tell and time is left."""
+        pieces = render(plan.windows, self.query, filter_nodes=topic.config.dedupe_node)
+        if not pieces and plan.tombstone is None and plan.windows and self.left_ms:
+            return False
+        perf = {"records_scanned": self.scanned, "throttle_wait_ms": round(self.throttle_ms, 3)}
+        self.call.reply({"perf": perf}, replies.difference(topic.name, plan, pieces))
+        return True
+
 
 class Diffs:
-    def __init__(self, store: Store, reader: BlockReader, polls: Polls) -> None:
+    def __init__(self, store: Store, reader: BlockReader, polls: Polls, scheduler: Scheduler) -> None:
         self._engine = store.engine
+        self._scheduler = scheduler
         self._reader = reader
         self._polls = polls
 
@@ -60,7 +84,9 @@ class Diffs:
         topic = self._engine.state.find(look.topic_name)
         self._engine.expire(topic)
         topic.last_read_ms = self._engine.now()
-        plan = plan_diff(topic, look.query)
+        if look.is_put_off(self._engine, topic, partial(self._again, look)):
+            return
+        plan = look.plan(topic)
         if plan.empty and (left_ms := look.left_ms):
             look.poll = self._polls.wait(topic, left_ms, partial(self._again, look))
             return
@@ -75,6 +101,7 @@ class Diffs:
             self._answer(look, topic, plan)
 
     def _again(self, look: Look) -> None:
+        look.throttle_ms += self._scheduler.waited_ms
         self._engine.redo(lambda: self.look(look), look.call.fail)
 
     async def _look_on_disk(self, look: Look, topic: Topic, plan: Plan, missing: list[Missing]) -> None:
@@ -86,16 +113,14 @@ class Diffs:
         self._answer(look, topic, plan)
 
     def _answer(self, look: Look, topic: Topic, plan: Plan) -> None:
-        pieces = render(plan.windows, look.query, filter_nodes=topic.config.dedupe_node)
         look.scanned += plan.scanned
-        if not pieces and plan.tombstone is None and plan.windows and look.left_ms:
-            look.move_to(plan)
-            if plan.caught_up:
-                self.look(look)
-            else:
-                look.call.run(self._look_on, look)
+        if look.answer(topic, plan):
             return
-        look.call.reply({"perf": {"records_scanned": look.scanned}}, replies.difference(topic.name, plan, pieces))
+        look.move_to(plan)
+        if plan.caught_up:
+            self.look(look)
+        else:
+            look.call.run(self._look_on, look)
 
     async def _look_on(self, look: Look) -> None:
         """There is more behind what was filtered out; others get a turn first."""

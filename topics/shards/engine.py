@@ -73,6 +73,7 @@ class Engine:
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
         self.poisoned: str | None = None
+        self.on_change: Callable[[Topic], None] = Topic.run_waiters  # when its readers look again
         self.space_bytes: int | None = None  # free for new data, None while unknown
         self._pending: deque[Pending] = deque()
         self._used_slots = set(used_slots)
@@ -242,6 +243,7 @@ class Engine:
                 continue
             item.topic.pending -= 1
             item.done(self._apply(item.topic, item.event, item.lsn) if item.event is not None else None)
+        self.log.wake_synced()
 
     def poison(self, reason: str) -> None:
         """A write or sync failed: nothing more is accepted, and what waited is refused."""
@@ -488,8 +490,5 @@ class Engine:
 
     def wake_readers(self, topic: Topic) -> None:
         """Something on this topic changed: long-polls look again. They cost nothing until then."""
-        waiters = topic.waiters
-        if waiters:
-            topic.waiters = None
-            for wake in waiters:
-                wake()
+        if topic.waiters:
+            self.on_change(topic)

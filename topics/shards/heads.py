@@ -49,6 +49,25 @@ class DiffHead(msgspec.Struct, frozen=True, gc=False):
     wait: bool = True  # false: answer now, whatever the query says
 
 
+class FollowHead(msgspec.Struct, frozen=True):
+    topic: str
+    from_seq: Count
+    epoch: Count = 0
+    limit: Count = limits.DIFF_LIMIT_DEFAULT
+    bytes: Count = limits.BATCH_BYTES_DEFAULT
+    wait_ms: Count = 0
+    strong: bool = False
+    blocks: bool = False
+    nodes: tuple[str, ...] = ()
+    tags: bool = False
+    meta: bool = True
+    data: bool = True
+
+
+class PlacesHead(msgspec.Struct, frozen=True):
+    topics: tuple[str, ...]
+
+
 class ListHead(msgspec.Struct, frozen=True):
     after: str = ""
     prefix: str = ""

@@ -28,6 +28,7 @@ class LogQueue:
         self._next_lsn = next_lsn
         self._frames: deque[Frame] = deque()
         self._wake = wake
+        self._for_sync: deque[tuple[int, Callable[[], None]]] = deque()
 
     @property
     def last_lsn(self) -> int:
@@ -77,3 +78,13 @@ class LogQueue:
         self._frames.clear()
         self.bytes = 0
         return frames
+
+    def when_synced(self, action: Callable[[], None]) -> None:
+        """Call back once everything that is in the log by now is durable. It does not hurry the sync."""
+        self._for_sync.append((self.last_lsn, action))
+
+    def wake_synced(self) -> None:
+        """`durable_lsn` has grown."""
+        waiting = self._for_sync
+        while waiting and waiting[0][0] <= self.durable_lsn:
+            waiting.popleft()[1]()

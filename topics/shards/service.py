@@ -8,6 +8,8 @@
     append      topic, return_seqs, key,         records      created, perf        open fragment
                 may_configure (false: a config must not create), prefixes
     diff        topic, wait (false: answer now)  query        perf                 open fragment
+    follow      see follow.py
+    places      topics                                        by topic: [head_seq, earliest_seq, epoch]
     delete      topic                            selection    perf                 open fragment
     health                                                    see Shard.health
     metrics     topics (rows at most), prefixes               see metrics.py
@@ -40,14 +42,27 @@ from topics.shards.bodies import Bodies
 from topics.shards.committer import Committer
 from topics.shards.deletes import Deletes
 from topics.shards.diffs import Diffs, Look
-from topics.shards.heads import AppendHead, DiffHead, ListHead, PutHead, RemoveHead, StateHead, TopicHead, read_head
+from topics.shards.follow import Follow
+from topics.shards.heads import (
+    AppendHead,
+    DiffHead,
+    FollowHead,
+    ListHead,
+    PlacesHead,
+    PutHead,
+    RemoveHead,
+    StateHead,
+    TopicHead,
+    read_head,
+)
 from topics.shards.polls import Polls
 from topics.shards.reader import BlockReader
+from topics.shards.scheduler import Scheduler
 from topics.shards.sessions import METHODS as WATCH_METHODS
 from topics.shards.sessions import Sessions
 from topics.shards.store import Store
 
-METHODS = ("put", "state", "list", "remove", "append", "diff", "delete", *WATCH_METHODS)
+METHODS = ("put", "state", "list", "remove", "append", "diff", "follow", "places", "delete", *WATCH_METHODS)
 
 
 class Service:
@@ -62,7 +77,8 @@ class Service:
         self.polls = Polls()
         self.bodies = Bodies()
         self.draining = False
-        self._diffs = Diffs(store, self.reader, self.polls)
+        self.scheduler = Scheduler(store.engine)
+        self._diffs = Diffs(store, self.reader, self.polls, self.scheduler)
         self._deletes = Deletes(store, self.reader, self.check_open)
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -73,6 +89,8 @@ class Service:
             "remove": self._writes(self.remove),
             "append": self._writes(self.append),
             "diff": self.diff,
+            "follow": self.follow,
+            "places": self.places,
             "delete": self._writes(self.delete),
             **{method: self._writes(handler) for method, handler in self.sessions.handlers().items()},
         }
@@ -152,9 +170,10 @@ class Service:
             call.run(self._append_large, call, head, name)
             return
         request = _decode(call.body, name, head, self._store.bounds)
-        if request.disable_backpressure and self._engine.log.crowded:
+        if request.disable_backpressure and self._must_wait:
             call.run(self._append_later, call, head, name, request)
             return
+        self.scheduler.check_admission()
         topic = self._engine.state.topics.get(name)
         if topic is not None and topic.held is not None:
             self._append_held(call, head, name, request)
@@ -180,8 +199,12 @@ class Service:
             give_back()
         self._append_held(call, head, name, request)
 
+    @property
+    def _must_wait(self) -> bool:
+        return self._engine.log.crowded or self.scheduler.lag_ms > limits.LAG_HIGH_MS
+
     async def _wait_for_room(self) -> None:
-        while self._engine.log.crowded:
+        while self._must_wait:
             await trio.sleep(limits.WAL_ROOM_RETRY_MS / 1000)
             self.check_open()
 
@@ -253,6 +276,21 @@ class Service:
         name = check_topic_name(head.topic)
         query = decode_diff(call.body, self._store.bounds)
         self._diffs.look(Look(call, name, query, query.wait_ms if head.wait else 0))
+
+    def follow(self, call: Call) -> None:
+        head = read_head(call.head, FollowHead)
+        self._diffs.look(Follow(call, head))
+
+    def places(self, call: Call) -> None:
+        """Where topics stand, those that there are."""
+        found: dict[str, list[int]] = {}
+        for name in read_head(call.head, PlacesHead).topics[: limits.WATCH_TOPICS_HARD_MAX]:
+            topic = self._engine.state.topics.get(check_topic_name(name))
+            if topic is not None and topic.published:
+                self._engine.expire(topic)
+                topic.last_read_ms = self._engine.now()
+                found[name] = [topic.head_seq, topic.earliest_seq, topic.epoch]
+        call.reply(found)
 
     def delete(self, call: Call) -> None:
         head = read_head(call.head, TopicHead)

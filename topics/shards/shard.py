@@ -146,6 +146,7 @@ class Shard:
             assert self.service is not None
             nursery.start_soon(self.service.polls.run)
             nursery.start_soon(self.service.sessions.keep_collecting)
+            nursery.start_soon(self.service.scheduler.run)
             nursery.start_soon(self._fail_when_poisoned)
             nursery.start_soon(self._keep_slot)
             await stop.wait()

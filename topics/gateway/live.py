@@ -1,0 +1,117 @@
+"""Everything live of one gateway: its feeds, its open streams, their heartbeats, and what sessions are told of them."""
+
+import logging
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from typing import Protocol
+
+import trio
+
+from topics import limits
+from topics.clock import SystemClock
+from topics.errors import TopicsError
+from topics.gateway.feeds import Feeds
+from topics.gateway.shard_calls import Shards
+from topics.gateway.watcher import Watcher
+from topics.rpc.peer import Peer
+
+log = logging.getLogger(__name__)
+TICK_S = 0.25
+PLACES_DEADLINE_MS = 2_000
+
+
+class OpenStream(Protocol):
+    """What ends with a drain and gets heartbeats. Those of sessions have a wid."""
+
+    wid: str
+
+    @property
+    def watcher(self) -> Watcher | None: ...
+
+    @property
+    def stream_id(self) -> str: ...
+
+    def beat(self, now: float, now_ms: int) -> None: ...
+
+    def end(self, farewell: bytes = b"") -> None: ...
+
+
+class Live:
+    def __init__(self, shards: Shards, nursery: trio.Nursery) -> None:
+        self.shards = shards
+        self.nursery = nursery
+        self.feeds = Feeds(shards, nursery)
+        self.streams: set[OpenStream] = set()
+        self.draining = False
+
+    async def run(self) -> None:
+        """Heartbeats and progress, until cancelled."""
+        clock = SystemClock()
+        told = trio.current_time()
+        while True:
+            await trio.sleep(TICK_S)
+            now, now_ms = trio.current_time(), clock.now_ms()
+            for stream in tuple(self.streams):
+                stream.beat(now, now_ms)
+            if now - told >= limits.PROGRESS_MS / 1000:
+                told = now
+                await self._tell_progress()
+
+    def drain(self) -> None:
+        """Streams end in good order; clients connect again, and find another server or a later one."""
+        self.draining = True
+        for stream in tuple(self.streams):
+            stream.end()
+
+    def log_failure(self, error: Exception) -> None:
+        log.error("a stream failed", exc_info=error)
+
+    async def _tell_progress(self) -> None:
+        """Cursors that moved, to the shards of their sessions: what a killed gateway has sent is not sent again."""
+        by_wid = {stream.wid: stream for stream in self.streams if stream.wid and stream.watcher is not None}
+        moved = {wid: stream for wid, stream in by_wid.items() if stream.watcher is not None and stream.watcher.moved}
+        async with trio.open_nursery() as nursery:
+            for peer, wids in self.shards.group(moved).items():
+                sessions: dict[str, object] = {}
+                size = 0
+                for wid in wids:
+                    watcher = moved[wid].watcher
+                    assert watcher is not None
+                    cursors = {place.topic: (place.seq, place.epoch) for place in watcher.moved}
+                    watcher.moved.clear()
+                    sessions[wid] = (moved[wid].stream_id, cursors)
+                    size += len(cursors)
+                    if size >= limits.PROGRESS_CURSORS:
+                        nursery.start_soon(self._tell, peer, sessions)
+                        sessions, size = {}, 0
+                if sessions:
+                    nursery.start_soon(self._tell, peer, sessions)
+
+    async def _tell(self, peer: Peer, sessions: Mapping[str, object]) -> None:
+        with suppress(TopicsError):  # the shard is down: streams take their sessions back with their cursors
+            await peer.call("watch.progress", {"sessions": sessions}, deadline_ms=limits.PROGRESS_MS)
+
+    async def places(self, topics: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+        """(head_seq, earliest_seq, epoch) of those topics that there are. Raises if a shard does not answer."""
+        found: dict[str, tuple[int, int, int]] = {}
+        failures: list[TopicsError] = []
+
+        async def ask(names: list[str]) -> None:
+            try:
+                reply = await self.shards.call(names[0], "places", {"topics": names}, deadline_ms=PLACES_DEADLINE_MS)
+                found.update({name: tuple(place) for name, place in reply.head.items()})
+            except TopicsError as error:
+                failures.append(error)
+
+        async with trio.open_nursery() as nursery:
+            for names in self.shards.group(topics).values():
+                nursery.start_soon(ask, names)
+        if failures:
+            raise failures[0]
+        return found
+
+    async def try_places(self, topics: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+        try:
+            return await self.places(topics)
+        except TopicsError:
+            return {}

@@ -1,0 +1,50 @@
+"""Where one live reader stands in one topic."""
+
+from enum import Enum
+from typing import TYPE_CHECKING
+
+from topics.core.requests import quoted
+
+if TYPE_CHECKING:
+    from topics.gateway.feeds import Feed
+    from topics.gateway.watcher import Watcher
+
+
+class Phase(Enum):
+    BEHIND = 0  # reads for itself until it is at the head
+    LIVE = 1  # gets what the feed gets
+    OVER = 2  # the topic is gone, or nobody wants it any more
+
+
+class Place:
+    __slots__ = (
+        "epoch",
+        "feed",
+        "head_seq",
+        "key",
+        "late",
+        "not_before",
+        "pause_ms",
+        "phase",
+        "seq",
+        "topic",
+        "watcher",
+    )
+
+    def __init__(self, watcher: "Watcher", topic: str, seq: int, epoch: int) -> None:
+        self.watcher = watcher
+        self.topic = topic
+        self.key = quoted(topic) + b":"
+        self.seq = seq  # everything up to here was sent, or is not for this reader
+        self.epoch = epoch
+        self.head_seq = seq
+        self.phase = Phase.BEHIND
+        self.feed: Feed | None = None
+        self.late = True  # just connected, or stalled for long: a loss it finds now is `from_seq_too_old`
+        self.not_before = 0.0  # the topic's shard is down: look again then
+        self.pause_ms = 0
+
+    @property
+    def pair(self) -> bytes:
+        """For a composite cursor."""
+        return self.key + b"%d" % self.seq
