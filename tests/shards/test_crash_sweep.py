@@ -231,7 +231,7 @@ def twice(driver: Driver, seed: int) -> None:
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 def test_crash_within_the_recovery_at_every_call(script: Script) -> None:
     total = count_calls(script)
-    for call in range(0, total, 1 if DEPTH > 1 else 9):
+    for call in range(0, total, 1 if DEPTH > 1 else max(9, total // 16)):
         driver = run_until_crash(script, call, seed=call)
         for seed, power_loss in ((call, False), (call, True)):
             found = driver.disk.crash(seed, power_loss=power_loss)
