@@ -8,7 +8,10 @@ PYTEST_ARGS ?=
 SERVE_ARGS ?=
 BENCH_ARGS ?=
 
-.PHONY: setup serve test bench lint fmt clean
+SEED ?=
+SECONDS ?= 60
+
+.PHONY: setup serve test simulate bench lint fmt clean
 
 setup: $(STAMP)
 
@@ -35,6 +38,10 @@ $(BENCH_STAMP): $(STAMP)
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench-$$part]" -c constraints.txt \
 	    || echo "the extra bench-$$part could not be installed"; done
 	@touch $@
+
+# Random histories of a whole shard for SECONDS; SEED=… replays one, with everything that happens in it.
+simulate: setup
+	@$(BIN)/python -m topics.testing.simulate $(if $(SEED),--seed $(SEED),--seconds $(SECONDS))
 
 lint: setup
 	$(BIN)/ruff check .

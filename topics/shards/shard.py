@@ -153,6 +153,8 @@ class Shard:
             await self._drain()
             nursery.cancel_scope.cancel()
         await self._finish()
+        if self._poisoned.is_set():  # asked to stop before it could end by itself: the end is not a clean one
+            raise ShardPoisoned(self._reason)
 
     async def _recover(self, stop: trio.Event) -> None:
         def note(done: float) -> None:
