@@ -11,7 +11,6 @@ from topics.core import state
 from topics.core.events import Appended, RecordsDeleted, TopicRemoved
 from topics.core.topic import Topic
 from topics.shards import recovery, snapshot
-from topics.shards.checkpoint import Checkpoint
 from topics.shards.committer import Committer
 from topics.shards.engine import Engine
 from topics.shards.store import Store
@@ -95,22 +94,6 @@ def snapshot_that_forgets_keys() -> Patches:
     yield patch.object(snapshot, "decode_topic", lambda topic_id, entry, keys: decode(topic_id, entry, b""))
 
 
-def checkpoint_that_does_not_wait_for_the_log() -> Patches:
-    def early(self: Checkpoint) -> None:
-        self._store.engine.log.durable_lsn = max(self._store.engine.log.durable_lsn, self.needs_lsn)
-        write(self)
-
-    write = Checkpoint.write
-    flushed = Committer.flushed
-
-    async def not_for_it(self: Committer, lsn: int | None = None) -> None:
-        if lsn is None:
-            await flushed(self)
-
-    yield patch.object(Checkpoint, "write", early)
-    yield patch.object(Committer, "flushed", not_for_it)
-
-
 def delete_that_takes_only_a_part() -> Patches:
     delete = Engine.delete_records
 
@@ -151,7 +134,6 @@ BREAKS = [
     recovery_that_reuses_seqs,
     recovery_that_keeps_the_epoch,
     snapshot_that_forgets_keys,
-    checkpoint_that_does_not_wait_for_the_log,
     delete_that_takes_only_a_part,
     eviction_without_a_word,
     reader_that_is_never_woken,
