@@ -14,7 +14,7 @@ from topics.testing.simulate import report, search, search_everywhere
 from topics.testing.simulation import Outcome, simulate
 
 HISTORIES = 2_000 * int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
-ENOUGH = 400  # seeds, to find out about a broken shard
+ENOUGH = 800  # seeds, to find out about a broken shard
 
 
 @pytest.mark.slow
