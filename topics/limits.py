@@ -61,6 +61,7 @@ WAL_ROOM_RETRY_MS = 5  # how often a write that opted out of 429 looks whether t
 SYNC_TIMER_MS = 5  # an acked `disk` write is synced at the latest this long after its enqueue
 CEILING_AHEAD = 65_536  # seqs a `disk` topic reserves durably ahead of its head
 SPACE_RESERVE_BYTES = 8 * MIB  # free space kept back so that a checkpoint and control frames still fit
+SPACE_SHORT_BYTES = 32 * MIB  # with less free the log is cut as soon as it holds something, and keeps no spare
 
 # --- checkpoints and segments -------------------------------------------------------------------------------------
 CHECKPOINT_WAL_BYTES = 64 * MIB
@@ -177,5 +178,6 @@ assert RPC_JOIN_BYTES < RPC_CHUNK_BYTES <= RPC_SEND_BATCH_BYTES < RPC_SEND_QUEUE
 assert RPC_BODY_MAX <= RPC_PARTIAL_BYTES
 assert INLINE_BODY_BYTES <= THREAD_BODY_BYTES
 assert DELETE_BYTES_MAX < WAL_FRAME_MAX
+assert SPACE_RESERVE_BYTES < SPACE_SHORT_BYTES
 assert Limits().body_bytes <= SHARD_BODIES_BYTES
 assert Limits().body_bytes * 2 <= HTTP_BODIES_BYTES

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 from tests.shards.wal_logs import body_of, frame, frames_of, get, read, write_groups
 from topics import limits
+from topics.failpoints import parse
 from topics.shards import wal, walscan
+from topics.shards.failing_files import FailingFiles
 from topics.shards.files import RealFiles
 from topics.shards.wal import HEADER_BYTES, BadLog, Frame, WalWriter
 from topics.testing.faulty_files import FaultyFiles
@@ -213,14 +215,46 @@ def test_a_spare_is_zeros_and_made_once():
     assert files.calls == calls
 
 
-def test_a_spare_that_does_not_fit_leaves_no_litter():
+def test_a_spare_whose_room_goes_meanwhile_leaves_no_litter():
     files = FaultyFiles()
     writer_on(files)
-    files.set_free_bytes(2 * limits.MIB)
-    with pytest.raises(OSError, match="room") as caught:
-        wal.prepare_spare(files, 4 * limits.MIB)
-    assert caught.value.errno == errno.ENOSPC
+    full = FailingFiles(files, parse("wal.prepare=error:ENOSPC@2"))
+    with pytest.raises(OSError, match="No space left"):
+        wal.prepare_spare(full, 4 * limits.MIB)
     assert names(files) == ["0000000001.wal"]
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_the_last_of_the_room_is_not_for_spares(short):
+    files = FaultyFiles()
+    writer_on(files)
+    files.set_free_bytes(limits.SPACE_SHORT_BYTES + 4 * limits.MIB - short)
+    wal.prepare_spare(files, 4 * limits.MIB)
+    assert wal.spares(files) == ([] if short else ["spare-0"])
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_a_file_that_is_no_longer_needed_goes_when_room_is_short(short):
+    files = FaultyFiles()
+    writer_on(files)
+    files.set_free_bytes(limits.SPACE_SHORT_BYTES - short)
+    wal.retire(files, 1)
+    assert names(files) == ([] if short else ["spare-1"])
+
+
+def test_a_file_that_has_grown_is_left_on_demand():
+    """Without a spare and below its full size it would grow on; what it holds could never be given back."""
+    files = FaultyFiles()
+    writer = writer_on(files, file_bytes=limits.WAL_FILE_BYTES)
+    lsn = 1
+    while not writer.grown:
+        writer.write([frame(lsn, limits.MIB // 2)])
+        writer.sync()
+        lsn += 1
+    assert writer.number == 1
+    writer.leave_file = True
+    writer.write([frame(lsn)])
+    assert (writer.number, writer.sealed, writer.leave_file) == (2, [(1, lsn - 1)], False)
 
 
 def test_a_spare_that_a_crash_cut_short_is_made_anew():

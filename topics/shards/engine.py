@@ -218,9 +218,10 @@ class Engine:
         """What recovery found missing: in the log and in the state before anybody is served."""
         self._log(topic, loss, False, lambda _: None, lambda _: None)
 
-    def go_idle(self) -> None:
+    def go_idle(self, again: bool = False) -> None:
         """Note in the log that nothing acked is at risk; the next ungated write waits for its sync."""
-        if self.log.last_lsn == self.log.idle_lsn or self.log.depth or self._pending or self.poisoned:
+        marked = self.log.last_lsn == self.log.idle_lsn and not again
+        if marked or self.log.depth or self._pending or self.poisoned:
             return
         lsn = self.log.put(WentIdle())
         self.log.idle_lsn = lsn

@@ -33,6 +33,7 @@ from topics.shards.store import Store
 log = logging.getLogger(__name__)
 IDLE_AFTER_S = 1.0
 SPACE_CHECK_S = 0.2
+MAKE_ROOM_S = 1.0
 CHECKPOINT_CHECK_S = 0.25
 DRAIN_S = 10.0
 
@@ -140,6 +141,7 @@ class Shard:
         log.info("ready after %.0f ms", (time.perf_counter() - began) * 1000)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_space)
+            nursery.start_soon(self._make_room)
             nursery.start_soon(self._checkpoint_when_due)
             nursery.start_soon(self._prepare_spares)
             nursery.start_soon(self._mark_idle)
@@ -268,6 +270,24 @@ class Shard:
             self.store.engine.space_bytes = self._files.free_bytes()
             await in_slices(self.store.engine.graves.bury())
             await trio.sleep(SPACE_CHECK_S)
+
+    async def _make_room(self) -> None:
+        """While space is short, store what the log holds as soon as it holds something.
+
+        Then the log can be cut, and what was deleted goes. Else a full disk would stay so until a checkpoint is due.
+        """
+        assert self.store is not None and self.committer is not None
+        engine, writer = self.store.engine, self.store.writer
+        while True:
+            await trio.sleep(MAKE_ROOM_S)
+            short = engine.space_bytes is not None and engine.space_bytes < limits.SPACE_SHORT_BYTES
+            if not short or not (engine.dirty or writer.grown) or self._poisoned.is_set():
+                continue
+            if writer.grown:
+                writer.leave_file = True
+                engine.go_idle(again=True)  # a frame for the new file, so that the old one is complete
+                await self.committer.flushed()
+            await self.checkpoint()
 
     async def _keep_slot(self) -> None:
         """Tell the board how this shard is, and let go what expired if bytes are counted."""

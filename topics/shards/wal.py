@@ -133,6 +133,7 @@ class WalWriter:
         self.bytes_total = 0
         self.rotations = 0
         self.sealed: list[tuple[int, int]] = []  # (number, last lsn) of files that are full
+        self.leave_file = False  # go on in another one as soon as that can be, so that this one can go
         files.make_dir(DIRECTORY)
         files.sync_dir(".")  # or a power loss could take the directory with everything in it
         self._file = self._new_file(next_lsn, min(limits.WAL_FIRST_FILE_BYTES, file_bytes))
@@ -146,6 +147,11 @@ class WalWriter:
     def end_offset(self) -> int:
         """Where in it the next frame goes."""
         return self._position
+
+    @property
+    def grown(self) -> bool:
+        """The file takes more of the disk than was set aside for it, and not a little."""
+        return self._position > max(self._prepared, limits.WAL_FIRST_FILE_BYTES)
 
     def write(self, frames: Sequence[Frame]) -> None:
         """Write frames after one another; they are durable only after `sync`."""
@@ -170,9 +176,11 @@ class WalWriter:
 
     def _may_rotate(self) -> bool:
         """A spare is ready, or the file has its full size. Never with unsynced frames in the old file."""
-        return self.synced_lsn == self.written_lsn and (self._position >= self._file_bytes or bool(spares(self._files)))
+        wanted = self.leave_file or self._position >= self._file_bytes or bool(spares(self._files))
+        return wanted and self.synced_lsn == self.written_lsn
 
     def _rotate(self, first_lsn: int) -> None:
+        self.leave_file = False
         self.sealed.append((self.number, first_lsn - 1))
         self._file.close()
         self._file = self._new_file(first_lsn, 0)
@@ -217,8 +225,8 @@ def spares(files: Files) -> list[str]:
 
 def prepare_spare(files: Files, size: int = limits.WAL_FILE_BYTES) -> None:
     """Fill a file with zeros ahead of need, so that the committer finds it ready. Runs beside the committer."""
-    if spares(files):
-        return
+    if spares(files) or files.free_bytes() < size + limits.SPACE_SHORT_BYTES:
+        return  # the last of the room is for records
     tmp = f"{DIRECTORY}/spare-0.tmp"
     files.unlink(tmp)
     file = files.create(tmp)
@@ -240,7 +248,8 @@ def retire(files: Files, number: int) -> None:
 
     A crash may bring the name back, in any order with others: the reader skips frames that the snapshot covers.
     """
-    if spares(files) or _size(files, number) > 2 * limits.WAL_FILE_BYTES:  # one huge group must not keep its room
+    huge = _size(files, number) > 2 * limits.WAL_FILE_BYTES  # one huge group must not keep its room
+    if spares(files) or huge or files.free_bytes() < limits.SPACE_SHORT_BYTES:
         files.unlink(file_path(number))
     else:
         files.rename(file_path(number), f"{DIRECTORY}/spare-{number}")
