@@ -70,9 +70,10 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
     tools = Tools(without=args.without.split(","))
     for tool in tools.missing():
         console.print(f"[yellow]{tool.name} is missing: {tool.lacks}.[/] To have it: {tool.how}", highlight=False)
+    seen = machine.describe(data)
     for warning in machine.warnings(data):
         console.print(f"[yellow]{warning}[/]", highlight=False)
-    seen = machine.describe(data)
+        seen["warning"] = warning  # it belongs to the numbers, wherever they go
 
     def say(text: str) -> None:
         print(text, flush=True)

@@ -16,6 +16,7 @@ from loadtest.stats import spread
 from loadtest.workload import Outcome, Verdict, amount, judge
 
 DETAILS = ("p50", "p99", "max", "client_us", "gateway_us", "shard_us")
+WORDS = {True: "met", False: "missed", None: "unclear"}  # unclear: the rounds do not agree
 BRIEF = ("p50", "p99")  # what a terminal has room for
 HEADS = {"client_us": "client µs", "gateway_us": "gateway µs", "shard_us": "shard µs"}
 
@@ -46,12 +47,12 @@ def verdict_lines(outcomes: Sequence[Outcome]) -> Iterator[list[str]]:
             bound = f"{'≤' if aim.at_most else '≥'} {aim.bound:g}{' ×' if aim.kind == 'ratio' else ''}"
             name = f"{outcome.workload.name}: {aim.text}"
             verdict = judge(aim, outcome)
-            yield [name, bound, *(_cells(verdict) if verdict else ["no peer", "", ""])]
+            yield [name, bound, *(_cells(verdict) if verdict else ["not judged", "", ""])]
 
 
 def _cells(verdict: Verdict) -> list[str]:
     times = " ×" if verdict.aim.kind == "ratio" else ""
-    return [f"{verdict.value:.2f}{times}", f"{verdict.spread:.0%}", "met" if verdict.met else "missed"]
+    return [f"{verdict.value:.2f}{times}", f"{verdict.spread:.0%}", WORDS[verdict.met]]
 
 
 def _markdown_table(lines: Iterator[list[str]]) -> str:

@@ -100,7 +100,7 @@ class Aim:
     against: str | None = None
     kind: Literal["ratio", "difference", "value"] = "ratio"
     at_most: bool = False
-    detail: str | None = None  # judge this detail of the samples instead of their value
+    full_size: bool = False  # means something only at the sizes of a full run
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,38 +118,51 @@ class Workload:
 class Outcome:
     workload: Workload
     rows: dict[str, list[Sample]] = field(default_factory=dict)
+    full_size: bool = True
 
-    def values(self, row: str, detail: str | None = None) -> list[float]:
-        return [sample.details[detail] if detail else sample.value for sample in self.rows[row]]
+    def values(self, row: str) -> list[float]:
+        return [sample.value for sample in self.rows[row]]
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an aim came to: the median over the rounds, each round judged by itself."""
+    """What an aim came to, each round judged by itself."""
 
     aim: Aim
-    value: float
-    spread: float
+    values: Sequence[float]
 
     @property
-    def met(self) -> bool:
-        return self.value <= self.aim.bound if self.aim.at_most else self.value >= self.aim.bound
+    def value(self) -> float:
+        return median(self.values)
+
+    @property
+    def spread(self) -> float:
+        return spread(self.values)
+
+    @property
+    def met(self) -> bool | None:
+        """None if the rounds do not agree: then the run does not tell."""
+        bound, at_most = self.aim.bound, self.aim.at_most
+        each = {value <= bound if at_most else value >= bound for value in self.values}
+        return each.pop() if len(each) == 1 else None
 
 
 def judge(aim: Aim, outcome: Outcome) -> Verdict | None:
-    """None if a row is missing: its peer was not there."""
+    """None if it cannot be judged: a peer was not there, or the sizes were not those it is meant for."""
+    if aim.full_size and not outcome.full_size:
+        return None
     if aim.of not in outcome.rows or (aim.against is not None and aim.against not in outcome.rows):
         return None
-    values = outcome.values(aim.of, aim.detail)
+    values = outcome.values(aim.of)
     if aim.against is not None:
-        pairs = zip(values, outcome.values(aim.against, aim.detail), strict=True)
+        pairs = zip(values, outcome.values(aim.against), strict=True)
         values = [one / other if aim.kind == "ratio" else one - other for one, other in pairs]
-    return Verdict(aim, median(values), spread(values))
+    return Verdict(aim, values)
 
 
 def run(workload: Workload, bench: Bench) -> Outcome:
     """Start, measure in turn, stop. Raises WrongAnswer."""
-    outcome = Outcome(workload)
+    outcome = Outcome(workload, full_size=bench.sizes.recovery_records >= FULL.recovery_records)
     rounds = bench.sizes.rounds
     bench.say(f"{workload.name}: {workload.title}")
     with ExitStack() as stack:

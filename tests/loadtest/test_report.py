@@ -24,7 +24,7 @@ def test_the_markdown_table_has_medians_spread_and_verdicts():
     assert "| ours | 3,150 | 10% | 1.38 |" in text
     assert "| theirs | 1,050 | 10% |  |" in text
     assert "| w9: against them | ≥ 2 × | 3.00 × | 0% | met |" in text
-    assert "| w9: against nobody | ≥ 2 × | no peer |  |  |" in text
+    assert "| w9: against nobody | ≥ 2 × | not judged |  |  |" in text
 
 
 def test_the_json_file_has_every_sample(tmp_path):

@@ -40,6 +40,22 @@ def test_an_aim_without_its_peer_is_not_judged():
     assert judge(Aim("", "ours", 1.0, "theirs"), outcome(ours=[1.0])) is None
 
 
+def test_rounds_that_disagree_settle_nothing():
+    """The median would say met; a busy machine can move one round across the bound."""
+    verdict = judge(Aim("", "ours", 1.0, "theirs"), outcome(ours=[30.0, 12.0, 9.0], theirs=[10.0, 10.0, 10.0]))
+    assert verdict is not None
+    assert verdict.value == 1.2
+    assert verdict.met is None
+
+
+def test_an_aim_for_full_sizes_is_not_judged_at_small_ones():
+    aim = Aim("", "ours", 4.0, kind="value", at_most=True, full_size=True)
+    small = outcome(ours=[1.0])
+    small.full_size = False
+    assert judge(aim, small) is None
+    assert judge(aim, outcome(ours=[1.0])) is not None
+
+
 def test_contenders_take_turns_and_each_round_begins_with_another(tmp_path):
     order = []
 
