@@ -478,3 +478,15 @@ def test_bounds_that_end_an_ephemeral_time_hold_at_once(driver: Driver):
     assert answer.given
     driver.crash(1, power_loss=True)
     assert (driver.topic("t").count, driver.topic("t").evict_floor) == (3, 3)
+
+
+def test_a_retry_does_not_bring_a_topic_back_that_is_removed_behind_its_original(driver: Driver):
+    driver.append("t", records(1), config={"durability": "fsync"})
+    driver.commit()
+    original, retry = call(driver, "t", KEYED), call(driver, "t", KEYED)
+    removed = Answer()
+    driver.store.engine.remove_topic("t", False, removed.done, removed.fail)
+    driver.store.commit_all()
+    assert removed.result is True
+    assert (retry.result.first_seq, retry.result.deduped) == (original.result.first_seq, True)
+    assert "t" not in driver.store.engine.state.topics

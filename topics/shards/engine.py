@@ -155,13 +155,13 @@ class Engine:
         if topic is None:
             self._append_new(name, request, now, done, fail, blocks)
             return
+        if request.key is not None and self._deduplicated(topic, request, now, done, fail):
+            return
         if topic.parked is not None:  # its class may change before this write would be applied
             self._park(topic, lambda: self.append(name, request, done, fail), fail)
             return
         if topic.held is not None:
             topic.held.append(lambda: self.redo(lambda: self.append(name, request, done, fail), fail))
-            return
-        if request.key is not None and self._deduplicated(topic, request, now, done, fail):
             return
         if request.create is False and not topic.published:
             raise errors.topic_not_found(name, core.MAY_NOT_CREATE)
