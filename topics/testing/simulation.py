@@ -195,11 +195,11 @@ class Simulation:
                 async with trio.open_nursery() as working:
                     for number in range(CLIENTS):
                         working.start_soon(Client(f"c{number}", self, nursery).work)
-                for _ in range(2):
-                    await Client("auditor", self, nursery).audit()
-                    life = await self.ready_life()
-                    life.stop()
-                    await life.over.wait()
+                await Client("auditor", self, nursery).audit()
+                life = await self.ready_life()
+                life.stop()
+                await life.over.wait()
+                await Client("auditor", self, nursery).audit()
                 nursery.cancel_scope.cancel()
         if scope.cancelled_caught:
             raise Hung
@@ -207,7 +207,7 @@ class Simulation:
     async def _live(self) -> None:
         """One life after another. In the last ones nothing happens."""
         dice = self.chance.dice
-        for _ in range(dice.randint(1, 4)):
+        for _ in range(dice.randint(1, 3)):
             self._plan_fault()
             await self._run_life(dice.randint(2, 14))
         while True:
@@ -259,7 +259,8 @@ class Simulation:
         kind = STOP if life.stopped else POWER if power else KILL
         self.trace += [f"        disk {n}: {text}" for n, text in enumerate(life.disk.trace)]
         self.say(f"--- {how}{', then the power went' if power else ''}: {kind}")
-        self.history.crashes.append(Crash(self.step(), self.step() + 5, kind))
+        at = self.step()
+        self.history.crashes.append(Crash(at, at + CLIENTS + 2, kind))  # answers that were on their way still arrive
         self.disk = life.disk.after(self.chance.dice.getrandbits(32), power_loss=power)
         life.over.set()
         life.settled.set()
