@@ -1,14 +1,19 @@
 """`topics verify` and `topics inspect` as a user meets them, on what a real server leaves."""
 
+import contextlib
 import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.cli.test_main import run
+from tests.cli.test_main import ROOT, run
 from topics.testing.server import Server
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -129,6 +134,22 @@ def test_what_cannot_be_checked_is_neither_clean_nor_damaged(copy: Path, tmp_pat
     done = run("verify", str(copy))
     assert done.returncode == 2
     assert "newer" in done.stderr
+
+
+def test_a_terminal_gets_a_bar(left: Path) -> None:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    command = [sys.executable, "-m", "topics.cli", "verify", str(left)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, env=env, timeout=60)
+    os.close(theirs)
+    shown = b""
+    with contextlib.suppress(OSError):  # the other end is closed
+        while piece := os.read(ours, 65536):
+            shown += piece
+    os.close(ours)
+    assert done.returncode == 0
+    assert b"checking" in shown
+    assert b"checking" not in done.stdout
 
 
 # --- inspect ------------------------------------------------------------------------------------------------------

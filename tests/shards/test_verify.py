@@ -2,14 +2,20 @@
 
 import os
 import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
+from topics.core.block import Block
+from topics.core.chunk import DataFile
 from topics.shards import walscan
+from topics.shards.datafile import SEGMENT, Stored, write_data_file
+from topics.shards.files import RealFiles
 from topics.shards.findings import CORRUPT, MISSING, QUARANTINED, TORN, Finding, Tally
 from topics.shards.readonly_files import ReadOnlyFiles
 from topics.shards.recovery import REGISTER
+from topics.shards.snapshot import Commit, SnapshotLog, read_snapshot
 from topics.shards.verify import check_shard
 from topics.testing.shard_process import ShardClient, ShardProcess
 
@@ -303,3 +309,35 @@ def test_the_tree_cannot_be_changed(golden: Path) -> None:
         with pytest.raises(OSError, match=r"only looked at|Bad file|Invalid"):
             change()
     assert check(golden) == []
+
+
+def test_memory_does_not_grow_with_what_is_stored(tmp_path: Path) -> None:
+    """Thirty segments with a megabyte of records each, and a log: never more than a few at a time."""
+    files = RealFiles(str(tmp_path))
+    texts = [b'{"$seq":%d,"$ts":1000,"data":"%s"}' % (seq, b"x" * 230) for seq in range(1, 257)]
+    infos = []
+    for number in range(1, 31):
+        info = DataFile(number, SEGMENT, f"segments/{number}/seg-{1:020d}.data", number, number)
+        blocks = []
+        for first in range(1, 17 * 256, 256):
+            block = Block(first, 1000)
+            block.fill(texts, [20] * len(texts))
+            blocks.append(Stored(number, 1, block, 0))
+        files.make_dir(f"segments/{number}")
+        write_data_file(files, info, blocks)
+        infos.append(info)
+    log = SnapshotLog(files, read_snapshot(files))
+    commit = Commit()
+    commit.added = infos
+    log.commit([], commit)
+    log.close()
+    tally = Tally()
+    tracemalloc.start()
+    try:
+        assert list(check_shard(ReadOnlyFiles(str(tmp_path)), tally, lambda size: None)) == []
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert tally.records == 30 * 17 * 256
+    assert tally.bytes > 30 << 20
+    assert peak < 4 << 20

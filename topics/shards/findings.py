@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from topics.shards.readonly_files import ReadOnlyFiles
+from topics.shards.files import Files
 
 TORN = "torn tail"
 CORRUPT = "corrupt"
@@ -50,7 +50,7 @@ class CannotCheck(Exception):
     """Nothing can be said about the directory; the message says why."""
 
 
-def read_whole(files: ReadOnlyFiles, path: str) -> bytes:
+def read_whole(files: Files, path: str) -> bytes:
     file = files.open(path)
     try:
         return file.read_at(0, file.size())

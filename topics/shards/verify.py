@@ -16,6 +16,7 @@ from topics.core.chunk import DataFile
 from topics.core.names import is_hidden_name
 from topics.ids import SLOTS, slot_of
 from topics.shards import datafile, slots, snapshot, wal, walscan
+from topics.shards.files import Files
 from topics.shards.findings import CORRUPT, MISSING, QUARANTINED, TORN, Finding, Note, Tally, read_whole, unreadable
 from topics.shards.inspect import HEADER_BYTES, header_checks
 from topics.shards.readonly_files import ReadOnlyFiles
@@ -35,7 +36,7 @@ def work_bytes(files: ReadOnlyFiles) -> int:
     return logs + sum(files.size(path) for path in _data_paths(files))
 
 
-def check_shard(files: ReadOnlyFiles, tally: Tally, note: Note) -> Iterator[Finding]:
+def check_shard(files: Files, tally: Tally, note: Note) -> Iterator[Finding]:
     """Everything that is wrong in this directory. Raises CannotCheck where nothing can be said."""
     tally.shards += 1
     snap = yield from _check_snapshot(files, tally)
@@ -61,7 +62,7 @@ def check_shard(files: ReadOnlyFiles, tally: Tally, note: Note) -> Iterator[Find
 # --- the snapshot -------------------------------------------------------------------------------------------------
 
 
-def _check_snapshot(files: ReadOnlyFiles, tally: Tally) -> Generator[Finding, None, SnapshotState | None]:
+def _check_snapshot(files: Files, tally: Tally) -> Generator[Finding, None, SnapshotState | None]:
     """The state that it gives; None if it cannot be used."""
     known = snapshot.generations(files)
     first = walscan.first_lsn(files)
@@ -123,7 +124,7 @@ def _load_topics(snap: SnapshotState, topics: dict[int, KnownTopic]) -> Iterator
 # --- data files ---------------------------------------------------------------------------------------------------
 
 
-def _data_paths(files: ReadOnlyFiles) -> list[str]:
+def _data_paths(files: Files) -> list[str]:
     """Every file in the two directories, whether anybody refers to it or not."""
     found = [f"packs/{name}" for name in files.list("packs")]
     for owner in files.list("segments"):
@@ -131,7 +132,7 @@ def _data_paths(files: ReadOnlyFiles) -> list[str]:
     return found
 
 
-def _infos_by_header(files: ReadOnlyFiles) -> Iterator[DataFile]:
+def _infos_by_header(files: Files) -> Iterator[DataFile]:
     """The data files as they describe themselves, for want of a snapshot that does."""
     for path in _data_paths(files):
         if path.endswith(".data"):
@@ -144,7 +145,7 @@ def _infos_by_header(files: ReadOnlyFiles) -> Iterator[DataFile]:
             file.close()
 
 
-def _count_leftovers(files: ReadOnlyFiles, infos: list[DataFile]) -> int:
+def _count_leftovers(files: Files, infos: list[DataFile]) -> int:
     named = {path for info in infos for path in (info.path, datafile.index_path(info.path))}
     temporary = [name for folder in (".", wal.DIRECTORY) for name in files.list(folder) if name.endswith(".tmp")]
     return len(set(_data_paths(files)) - named) + len(temporary) + max(0, len(snapshot.generations(files)) - 1)
@@ -153,7 +154,7 @@ def _count_leftovers(files: ReadOnlyFiles, infos: list[DataFile]) -> int:
 # --- files without a checksum -------------------------------------------------------------------------------------
 
 
-def _check_slots(files: ReadOnlyFiles, topics: dict[int, KnownTopic], tally: Tally) -> Iterator[Finding]:
+def _check_slots(files: Files, topics: dict[int, KnownTopic], tally: Tally) -> Iterator[Finding]:
     try:
         data = read_whole(files, slots.PATH)
     except FileNotFoundError:
@@ -173,9 +174,7 @@ def _check_slots(files: ReadOnlyFiles, topics: dict[int, KnownTopic], tally: Tal
             yield Finding(CORRUPT, slots.PATH, slot // 8, slot // 8 + 1, what, todo)
 
 
-def _check_register(
-    files: ReadOnlyFiles, topics: dict[int, KnownTopic], damaged: bool, tally: Tally
-) -> Iterator[Finding]:
+def _check_register(files: Files, topics: dict[int, KnownTopic], damaged: bool, tally: Tally) -> Iterator[Finding]:
     """`damaged`: the log is known to lack something, so that heads above it are no news."""
     try:
         data = read_whole(files, REGISTER)
@@ -202,7 +201,7 @@ def _check_register(
             yield Finding(CORRUPT, REGISTER, at, at + _CELL.size, what, todo)
 
 
-def _check_quarantine(files: ReadOnlyFiles, tally: Tally) -> Iterator[Finding]:
+def _check_quarantine(files: Files, tally: Tally) -> Iterator[Finding]:
     for name in files.list(walscan.QUARANTINE):
         if name.endswith(".tmp"):
             tally.leftovers += 1

@@ -11,9 +11,8 @@ from topics.core.block import DELETED, BadBlock, Block, BlockHead, check_frame, 
 from topics.core.chunk import DataFile
 from topics.shards import datafile
 from topics.shards.datafile import ENTRY_TAGGED, HEADER_BYTES, Entry, Index
-from topics.shards.files import File
+from topics.shards.files import File, Files
 from topics.shards.findings import CORRUPT, MISSING, Finding, Note, Tally, read_whole, unreadable
-from topics.shards.readonly_files import ReadOnlyFiles
 
 LOST = "Readers who cross these records get a tombstone with reason corrupt. To have them back, restore from a backup."
 REBUILT = "Nothing is lost: the next start makes a new index from the blocks."
@@ -54,7 +53,7 @@ class _Run:
 
 
 class DataFileCheck:
-    def __init__(self, files: ReadOnlyFiles, info: DataFile, tally: Tally) -> None:
+    def __init__(self, files: Files, info: DataFile, tally: Tally) -> None:
         self._files = files
         self._info = info
         self._tally = tally

@@ -26,8 +26,8 @@ from topics.core.events import (
 )
 from topics.core.topic import Topic
 from topics.shards import wal, walscan
+from topics.shards.files import Files
 from topics.shards.findings import CORRUPT, MISSING, TORN, CannotCheck, Finding, Note, Tally, unreadable
-from topics.shards.readonly_files import ReadOnlyFiles
 from topics.shards.walscan import Found, Scan
 
 COVERED = "A checkpoint covers these frames, so nothing is lost. Look at the disk: it changes bytes."
@@ -61,7 +61,7 @@ class _FileFacts(NamedTuple):
 
 
 class LogCheck:
-    def __init__(self, files: ReadOnlyFiles, cut_lsn: int, topics: dict[int, KnownTopic], tally: Tally) -> None:
+    def __init__(self, files: Files, cut_lsn: int, topics: dict[int, KnownTopic], tally: Tally) -> None:
         self._files = files
         self._cut_lsn = cut_lsn
         self._topics = topics  # brought up to date by the log
