@@ -112,6 +112,19 @@ class GatewayBoot(msgspec.Struct, frozen=True):
             return msgspec.json.decode(file.read(), type=cls)
 
 
+class ShardPeers(msgspec.Struct, frozen=True):
+    """How a shard finds the others, as JSON in the file `--peers-fd` names."""
+
+    sockets: dict[int, str]
+    slots: list[int]  # slot → shard
+
+    @classmethod
+    def read(cls, fd: int) -> "ShardPeers":
+        """Read it whole and close the descriptor."""
+        with open(fd, "rb") as file:
+            return msgspec.json.decode(file.read(), type=cls)
+
+
 Kind = Literal["int", "bool", "text", "path", "word", "secret"]
 
 

@@ -21,10 +21,13 @@ from topics.board import Board
 from topics.core.events import BadEvent
 from topics.failpoints import BadFailpoint, Failpoint, parse
 from topics.limits import Limits
+from topics.rpc.peer import Peer
 from topics.rpc.unix import serve_unix
+from topics.settings import ShardPeers
 from topics.shards.boardslot import BoardSlot
 from topics.shards.failing_files import FailingFiles
 from topics.shards.files import Files, RealFiles
+from topics.shards.peers import Peers
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.shards.snapshot import BadSnapshot
 from topics.shards.wal import BadLog
@@ -52,6 +55,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--max-total-bytes", type=int, default=0, help="cap over all shards of the board; 0 is off")
     parser.add_argument("--max-watch-sessions", type=int, default=0, help="cap over all shards of the board; 0 is off")
     parser.add_argument("--failpoints", type=_failpoints, help="for tests only, see topics/failpoints.py")
+    parser.add_argument("--peers-fd", type=int, help="file descriptor to read from how to reach the other shards")
     bounds = Limits()
     for name in Limits.__dataclass_fields__:
         flag = "--" + name.replace("_", "-")
@@ -91,11 +95,19 @@ def _files(args: argparse.Namespace) -> Files:
     return files
 
 
+def _peers(args: argparse.Namespace, nursery: trio.Nursery) -> Peers:
+    if args.peers_fd is None:
+        return Peers()
+    found = ShardPeers.read(args.peers_fd)
+    others = {shard: Peer(path, nursery) for shard, path in found.sockets.items() if shard != args.index}
+    return Peers(args.index, found.slots, others)
+
+
 async def serve(args: argparse.Namespace) -> None:
     bounds = Limits(**{name: getattr(args, name) for name in Limits.__dataclass_fields__})
-    shard = Shard(_files(args), bounds, slot=_board_slot(args))
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
+        shard = Shard(_files(args), bounds, slot=_board_slot(args), peers=_peers(args, nursery))
         nursery.start_soon(_stop_on_signal, stop)
         if args.lifeline is not None:
             nursery.start_soon(_stop_when_orphaned, args.lifeline, stop)

@@ -24,6 +24,7 @@ from topics.shards.committer import Committer, Threads
 from topics.shards.files import Files
 from topics.shards.heads import MetricsHead, read_head
 from topics.shards.metrics import Totals, collect
+from topics.shards.peers import Peers
 from topics.shards.recovery import Progress, recover
 from topics.shards.service import METHODS, Service
 from topics.shards.sessions import Sessions
@@ -55,6 +56,7 @@ class Shard:
         slot: BoardSlot | None = None,
         *,
         threads: Threads | None = None,
+        peers: Peers | None = None,
         wal_file_bytes: int = limits.WAL_FILE_BYTES,
     ) -> None:
         """Without a `slot` on a board the shard is on its own: it has no caps and tells nobody what it holds."""
@@ -63,6 +65,7 @@ class Shard:
         self._bounds = bounds or Limits()
         self._clock = clock or SystemClock()
         self._threads = threads or Threads()
+        self._peers = peers or Peers()
         self._wal_file_bytes = wal_file_bytes
         self._progress = 0.0
         self._poisoned = trio.Event()

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import IO
 
 import msgspec
 import trio
@@ -18,7 +19,7 @@ import trio
 import topics
 from topics import logs
 from topics.keys import KeyDigest
-from topics.settings import PREFIX, GatewayBoot, Settings
+from topics.settings import PREFIX, GatewayBoot, Settings, ShardPeers
 
 # -P: the directory the server happens to be started in is no place to import from.
 SHARD = (sys.executable, "-P", "-m", "topics.shards")
@@ -63,14 +64,24 @@ class Launcher:
             command += [f"--{name.replace('_', '-')}", str(value)]
         if self.settings.failpoints:
             command += ["--failpoints", self.settings.failpoints]
-        return await self._start(command, f"shard-{index}", ())
+        with self._file(ShardPeers(self._sockets(), self.slots)) as peers:
+            command += ["--peers-fd", str(peers.fileno())]
+            return await self._start(command, f"shard-{index}", (peers.fileno(),))
 
     async def gateway(self, index: int, listener: socket.socket) -> trio.Process:
-        with tempfile.TemporaryFile(dir=self.run_dir) as boot:  # has no name: it goes when the gateway has read it
-            boot.write(msgspec.json.encode(self._boot(index, listener.fileno())))
-            boot.seek(0)
+        with self._file(self._boot(index, listener.fileno())) as boot:
             command = [*self.programs.gateway, "--boot-fd", str(boot.fileno())]
             return await self._start(command, f"gateway-{index}", (boot.fileno(), listener.fileno()))
+
+    def _file(self, content: msgspec.Struct) -> IO[bytes]:
+        """For a child to read. It has no name, and goes when that is done."""
+        file = tempfile.TemporaryFile(dir=self.run_dir)  # noqa: SIM115 - the caller closes it
+        file.write(msgspec.json.encode(content))
+        file.seek(0)
+        return file
+
+    def _sockets(self) -> dict[int, str]:
+        return {shard: self.socket_of("shard", shard) for shard in self.served}
 
     def _boot(self, index: int, listen_fd: int) -> GatewayBoot:
         return GatewayBoot(
@@ -79,7 +90,7 @@ class Launcher:
             listen_fd=listen_fd,
             lifeline_fd=self.lifeline_fd,
             index=index,
-            shard_sockets={shard: self.socket_of("shard", shard) for shard in self.served},
+            shard_sockets=self._sockets(),
             slots=self.slots,
             board=self.board,
             socket=self.socket_of("gateway", index),
