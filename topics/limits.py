@@ -47,6 +47,20 @@ PROGRESS_CURSORS = 1_000  # in one message, or a few more
 FEED_RETRY_MIN_MS = 20  # while a topic's shard is down, doubling up to the next line
 FEED_RETRY_MAX_MS = 1_000
 
+# --- queues -------------------------------------------------------------------------------------------------------
+CLAIM_JOBS_HARD_MAX = 10_000  # what an operator may set for one claim
+CLAIM_WAIT_MS_MAX = 30_000
+CLAIM_BYTES_MAX = 32 * MIB  # of the jobs of one claim together; one job is given whatever its size
+NACK_DELAY_MS_MAX = 86_400_000
+WORK_BATCH_BYTES = 1 * MIB  # of jobs pushed on a stream in one go
+WORK_GONE_MS = 500  # a stream whose queue is deleted waits this long to see what takes its place
+DEAD_LETTERS_PER_PASS = 256  # jobs that one claim finds due for the dead-letter topic at most
+DEAD_LETTERS_AT_ONCE = 64  # of one shard, on their way
+DEAD_LETTER_WAIT_MS = 1_000  # a claim waits this long at most for what it found due
+DEAD_LETTER_RETRY_MIN_MS = 50  # while the dead-letter topic refuses a job, doubling up to the next line
+DEAD_LETTER_RETRY_MAX_MS = 5_000
+LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
+
 # --- blocks -------------------------------------------------------------------------------------------------------
 BLOCK_RECORDS_MAX = 256
 BLOCK_TEXT_BYTES = 64 * KIB  # a block closes at this many bytes of text; one larger record is a block of its own
@@ -161,6 +175,7 @@ class Limits:
     node_bytes: int = 128
     read_records: int = DIFF_LIMIT_MAX
     watch_topics: int = 256
+    claim_jobs: int = 1000
     segment_events: int = 10_000
     segment_bytes: int = 64 * MIB
     segment_age_ms: int = 3_600_000

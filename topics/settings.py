@@ -20,7 +20,7 @@ from topics import limits
 from topics.failpoints import BadFailpoint
 from topics.failpoints import parse as parse_failpoints
 from topics.keys import KeyDigest
-from topics.limits import KIB, MIB, Limits
+from topics.limits import CLAIM_JOBS_HARD_MAX, KIB, MIB, Limits
 
 PREFIX = "TOPICS_"
 HANDOVER = PREFIX + "KEYS_FD"  # the supervisor's message to itself, no setting
@@ -211,6 +211,7 @@ OPTIONS: tuple[Option, ...] = (
     _limit("max_watch_topics", "watch_topics", limits.WATCH_TOPICS_HARD_MAX, "Topics of one watch session."),
     _limit("max_node_bytes", "node_bytes", 4 * KIB, "Bytes of one node id."),
     _limit("max_limit", "read_records", 10_000, "Records in one answer to a diff; a larger limit is clamped to it."),
+    _limit("max_claim", "claim_jobs", CLAIM_JOBS_HARD_MAX, "Jobs in one claim, and in one ack, nack or extend."),
     _limit("segment_max_events", "segment_events", 10_000_000, "A segment is sealed at this many records."),
     _limit("segment_max_bytes", "segment_bytes", 4096 * MIB, "A segment is sealed at this many bytes."),
     _limit("segment_max_age_ms", "segment_age_ms", 366 * 86_400_000, "A segment is sealed at this age."),

@@ -28,6 +28,10 @@ SCOPES = {
     "DELETE /v0/topics/:topic": DELETE,
     "POST /v0/topics/:topic/delete": DELETE,
     "PUT /v0/topics/:topic": ADMIN,
+    "POST /v0/topics/:topic/claim": READ | WRITE,
+    "POST /v0/topics/:topic/ack": WRITE,
+    "POST /v0/topics/:topic/nack": WRITE,
+    "POST /v0/topics/:topic/extend": WRITE,
     "GET /v0/metrics": READ,
     "POST /v0/watch": READ,
     "GET /v0/watch/:wid": READ,
@@ -43,6 +47,10 @@ BODIES = {
     "POST /v0/topics/:topic/delete": {"before_seq": 1},
     "PUT /v0/topics/:topic": {},
     "POST /v0/watch": {"topics": {INSIDE: {}}},
+    "POST /v0/topics/:topic/claim": {"node": "w"},
+    "POST /v0/topics/:topic/ack": {"node": "w", "seqs": [1]},
+    "POST /v0/topics/:topic/nack": {"node": "w", "seqs": [1]},
+    "POST /v0/topics/:topic/extend": {"node": "w", "seqs": [1], "lease_ms": 1},
 }
 WID = "wid_" + "A" * 22
 # What a route says that let the caller in, besides 200 and 201.

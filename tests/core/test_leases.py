@@ -149,17 +149,6 @@ def test_cohorts_leave_delivery_counters_right_although_seqs_interleave():
     assert [leases.deliveries(seq) for seq in range(1, 7)] == [1] * 6
 
 
-def test_a_claim_that_could_not_be_logged_never_was():
-    topic, leases = queue(2)
-    leases.take_back(claim(topic, leases, 0, 2)[0])
-    assert counts(topic, leases, 0) == (2, 0)
-    assert claim(topic, leases, 0, 2) == [[1, 2]]
-    assert leases.deliveries(1) == 1
-    leases.release([1], 0, 0)
-    claim(topic, leases, 0, 1)
-    assert leases.deliveries(1) == 2
-
-
 def test_records_that_leave_the_log_leave_the_counters_too():
     topic, leases = queue(10, cap_records=10)
     claim(topic, leases, 0, 6)

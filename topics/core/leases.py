@@ -75,6 +75,7 @@ class Leases:
         "_owned",
         "cursor",
         "dead_lettered",
+        "freed",
         "logged",
         "moving",
     )
@@ -93,6 +94,7 @@ class Leases:
         self._leaving: set[int] = set()
         self._deliveries: dict[int, int] = {}  # where it is not just once
         self._owned: dict[int, set[int]] = {}  # what the streams hold
+        self.freed: set[int] = set()  # streams that hold less than before; who feeds them takes them out
         self._floor = 0
         self.moving: dict[int, Move] = {}  # of those that are leaving
 
@@ -216,14 +218,6 @@ class Leases:
             else:
                 self._make_free(seq)
 
-    def take_back(self, seqs: Iterable[int]) -> None:
-        """A claim that could not be logged: it never was."""
-        for seq in seqs:
-            if seq in self._leases:
-                self._deliveries[seq] = self.deliveries(seq) - 1
-                self._detach(seq)
-                self._make_free(seq)
-
     def leave(self, seqs: Iterable[int]) -> list[tuple[int, Lease | None]]:
         """Jobs that are about to be deleted; what `stay` needs if they are not."""
         left = []
@@ -264,6 +258,7 @@ class Leases:
 
     def close_stream(self, owner: int) -> None:
         self._owned.pop(owner, None)
+        self.freed.discard(owner)
 
     # --- the log of the jobs --------------------------------------------------------------------------------------
 
@@ -310,6 +305,7 @@ class Leases:
     def _disown(self, lease: Lease, seq: int) -> None:
         if lease.owner in self._owned:
             self._owned[lease.owner].discard(seq)
+            self.freed.add(lease.owner)
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
@@ -357,6 +353,15 @@ class Leases:
         self._free |= below - self._leases.keys() - self._delayed.keys() - self._leaving
         self._heap = list(self._free)
         heapify(self._heap)
+
+
+def counts(topic: "Topic", now: int) -> tuple[int, int, int]:
+    """Jobs of a queue that are ready, jobs in flight, and how many became dead letters."""
+    leases = topic.leases
+    if leases is None:
+        return topic.count, 0, 0
+    leases.settle(topic.earliest_seq, now)
+    return leases.ready(topic.count), leases.in_flight, leases.dead_lettered
 
 
 def live_jobs(topic: "Topic", through_seq: int) -> Iterator[int]:

@@ -12,6 +12,7 @@ import msgspec
 from topics.core import priority
 from topics.core.config import to_json
 from topics.core.diff import Buffer, Plan
+from topics.core.leases import counts
 from topics.core.loss import Tombstone
 from topics.core.requests import quoted
 from topics.core.topic import Topic
@@ -59,13 +60,45 @@ def topic_state(topic: Topic, now_ms: int) -> bytes:
             _or_null(topic.last_write_ms),
             _or_null(topic.last_read_ms),
         )
-        + (queue_state(topic) if topic.config.type == "queue" else b"")
+        + (queue_state(topic, now_ms) if topic.config.type == "queue" else b"")
     )
 
 
-def queue_state(topic: Topic) -> bytes:
-    """No job can be claimed yet, so every live one is ready."""
-    return b',"queue":{"ready":%d,"in_flight":0,"dead_lettered":0}' % topic.count
+def queue_state(topic: Topic, now_ms: int) -> bytes:
+    return b',"queue":{"ready":%d,"in_flight":%d,"dead_lettered":%d}' % counts(topic, now_ms)
+
+
+def claimed(topic: Topic, jobs: list[tuple[int, bytes]], now_ms: int) -> list[Buffer]:
+    out: list[Buffer] = [b'{"topic":%b,"claimed":[' % quoted(topic.name)]
+    for index, (_, text) in enumerate(jobs):
+        if index:
+            out.append(b",")
+        out.append(text)
+    out.append(b'],"count":%d,"ready":%d' % (len(jobs), counts(topic, now_ms)[0]))
+    return out
+
+
+def settled(topic: Topic, what: bytes, count: int, skipped: list[int], now_ms: int) -> bytes:
+    """The answer to an ack or a nack."""
+    ready, in_flight, _ = counts(topic, now_ms)
+    return b'{"topic":%b,"%b":%d,"skipped":%b,"ready":%d,"in_flight":%d' % (
+        quoted(topic.name),
+        what,
+        count,
+        _encode(skipped),
+        ready,
+        in_flight,
+    )
+
+
+def extended(topic: Topic, seqs: list[int], skipped: list[int], deadline: int) -> bytes:
+    deadlines = b",".join([b'"%d":%d' % (seq, deadline) for seq in seqs])
+    return b'{"topic":%b,"extended":%d,"skipped":%b,"deadlines":{%b}' % (
+        quoted(topic.name),
+        len(seqs),
+        _encode(skipped),
+        deadlines,
+    )
 
 
 def topic_summary(topic: Topic, now_ms: int) -> bytes:

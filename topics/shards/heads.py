@@ -68,6 +68,23 @@ class PlacesHead(msgspec.Struct, frozen=True):
     topics: tuple[str, ...]
 
 
+class ClaimHead(msgspec.Struct, frozen=True, gc=False):
+    topic: str
+    wait: bool = True  # as for diff
+
+
+class WorkHead(msgspec.Struct, frozen=True):
+    topic: str
+    node: str
+    max: int | None = None
+    lease_ms: int | None = None
+
+
+class CopyHead(msgspec.Struct, frozen=True):
+    topic: str
+    key: str
+
+
 class ListHead(msgspec.Struct, frozen=True):
     after: str = ""
     prefix: str = ""

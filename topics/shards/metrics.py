@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from topics.core.leases import counts
 from topics.core.topic import Topic
 from topics.shards.committer import BUCKETS_US, Committer
 from topics.shards.store import Store
@@ -16,6 +17,7 @@ class Totals:
     def __init__(self) -> None:
         self.by_class: Counter[str] = Counter()
         self.queues = 0
+        self.leases = 0
         self.records = 0
         self.bytes = 0
 
@@ -24,7 +26,9 @@ class Totals:
             if topic.hidden:
                 continue
             self.by_class[topic.config.durability] += 1
-            self.queues += topic.config.type == "queue"
+            if topic.config.type == "queue":
+                self.queues += 1
+                self.leases += counts(topic, store.engine.now())[1]
             self.records += topic.count
             self.bytes += topic.bytes
             yield
@@ -41,6 +45,7 @@ def collect(
         "topics": sum(totals.by_class.values()),
         "by_class": dict(totals.by_class),
         "queues": totals.queues,
+        "leases": totals.leases,
         "records_live": totals.records,
         "bytes_live": totals.bytes,
         "idempotency_keys": engine.state.keys,
@@ -65,10 +70,10 @@ def collect(
 def _rows(store: Store, limit: int, prefixes: Sequence[str]) -> list[list[Any]]:
     state = store.engine.state
     topics = (state.topics[name] for name in islice(state.list_names("", "", prefixes), limit))
-    return [_row(topic) for topic in topics]
+    return [_row(topic, store.engine.now()) for topic in topics]
 
 
-def _row(topic: Topic) -> list[Any]:
-    """Queues have two more columns: jobs that are ready, and leased ones. No job can be claimed yet."""
+def _row(topic: Topic, now_ms: int) -> list[Any]:
+    """Queues have two more columns: jobs that are ready, and leased ones."""
     row = [topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes]
-    return [*row, topic.count, 0] if topic.config.type == "queue" else row
+    return [*row, *counts(topic, now_ms)[:2]] if topic.config.type == "queue" else row

@@ -56,24 +56,32 @@ from topics.shards.heads import (
     read_head,
 )
 from topics.shards.polls import Polls
+from topics.shards.queues import METHODS as QUEUE_METHODS
+from topics.shards.queues import Queues
 from topics.shards.reader import BlockReader
 from topics.shards.scheduler import Scheduler
 from topics.shards.sessions import METHODS as WATCH_METHODS
 from topics.shards.sessions import Sessions
 from topics.shards.store import Store
 
-METHODS = ("put", "state", "list", "remove", "append", "diff", "follow", "places", "delete", *WATCH_METHODS)
+METHODS = (
+    *("put", "state", "list", "remove", "append", "diff", "follow", "places", "delete"),
+    *WATCH_METHODS,
+    *QUEUE_METHODS,
+)
 
 
 class Service:
     """The handlers of a shard that has recovered."""
 
-    def __init__(self, store: Store, committer: Committer, sessions: Sessions) -> None:
+    def __init__(self, store: Store, committer: Committer, sessions: Sessions, queues: Queues) -> None:
         self._store = store
         self._engine = store.engine
         self._committer = committer
         self.reader = BlockReader(store)
         self.sessions = sessions
+        self.queues = queues
+        queues.open(self.reader, self.log_times)
         self.polls = Polls()
         self.bodies = Bodies()
         self.draining = False
@@ -93,6 +101,7 @@ class Service:
             "places": self.places,
             "delete": self._writes(self.delete),
             **{method: self._writes(handler) for method, handler in self.sessions.handlers().items()},
+            **{method: self._writes(handler) for method, handler in self.queues.handlers().items()},
         }
 
     def _writes(self, handler: Handler) -> Handler:

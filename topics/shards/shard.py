@@ -25,6 +25,7 @@ from topics.shards.files import Files
 from topics.shards.heads import MetricsHead, read_head
 from topics.shards.metrics import Totals, collect
 from topics.shards.peers import Peers
+from topics.shards.queues import Queues
 from topics.shards.recovery import Progress, recover
 from topics.shards.service import METHODS, Service
 from topics.shards.sessions import Sessions
@@ -152,6 +153,7 @@ class Shard:
             nursery.start_soon(self.service.polls.run)
             nursery.start_soon(self.service.sessions.keep_collecting)
             nursery.start_soon(self.service.scheduler.run)
+            nursery.start_soon(self.service.queues.run)
             nursery.start_soon(self._fail_when_poisoned)
             nursery.start_soon(self._keep_slot)
             await stop.wait()
@@ -176,24 +178,24 @@ class Shard:
                 committer.kick()
 
         gc.disable()  # nothing that recovery makes is garbage
-        store, sessions = await trio.to_thread.run_sync(self._bring_back, note, wake)
+        store, sessions, queues = await trio.to_thread.run_sync(self._bring_back, note, wake)
         store.engine.space_bytes = self._files.free_bytes()
         if self._slot is not None:
             self._slot.open(store.engine)
         self.store = store
         committer = self.committer = Committer(store, self._poison, self._threads)
-        self.service = Service(store, committer, sessions)
+        self.service = Service(store, committer, sessions, queues)
         self._served = self.service.handlers()
         gc.freeze()
         gc.enable()
         self.ready.set()
 
-    def _bring_back(self, note: Progress, wake: Callable[[], None]) -> tuple[Store, Sessions]:
+    def _bring_back(self, note: Progress, wake: Callable[[], None]) -> tuple[Store, Sessions, Queues]:
         """In a thread."""
         store = recover(
             self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake
         )
-        return store, Sessions(store)
+        return store, Sessions(store), Queues(store, self._peers)
 
     def _poison(self, reason: str) -> None:
         log.error("the log failed, no more writes are taken: %s", reason)
@@ -212,6 +214,7 @@ class Shard:
         with trio.move_on_after(DRAIN_S):
             await self.committer.flushed()
             await in_slices(self.service.sessions.save())
+            self.service.queues.save()
             await self.committer.flushed()
 
     async def _finish(self) -> None:

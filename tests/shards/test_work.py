@@ -1,0 +1,191 @@
+"""The call `work`: jobs pushed while there is room, and given back when the stream ends."""
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+import trio.testing
+
+from tests.shards.queue_shard import QueueShard, seqs_of, serving
+from topics import errors
+from topics.clock import SystemClock
+from topics.errors import TopicsError
+from topics.rpc.open_calls import Stream
+from topics.testing.rpc_pair import until
+
+
+class Worker:
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+        self.jobs: list[dict[str, Any]] = []
+        self.error: TopicsError | None = None
+
+    async def run(self) -> None:
+        try:
+            async for item in self._stream:
+                at = 0
+                for size in item.head.get("sizes", ()):
+                    self.jobs.append(json.loads(bytes(item.body[at : at + size])))
+                    at += size
+        except TopicsError as error:
+            self.error = error
+
+    @property
+    def seqs(self) -> list[int]:
+        return seqs_of(self.jobs)
+
+
+@asynccontextmanager
+async def working(shard: QueueShard, **head: Any) -> AsyncIterator[Worker]:
+    head = {"topic": "q", "node": "w", "max": 2, **head}
+    async with trio.open_nursery() as nursery, shard.connection.stream("work", head) as stream:
+        assert (await stream.__anext__()).head == {"open": True}
+        worker = Worker(stream)
+        nursery.start_soon(worker.run)
+        yield worker
+        nursery.cancel_scope.cancel()
+
+
+async def pushed(worker: Worker, count: int) -> list[int]:
+    await until(lambda: len(worker.jobs) >= count)
+    await trio.testing.wait_all_tasks_blocked()
+    return worker.seqs
+
+
+async def test_it_keeps_as_many_jobs_leased_as_were_asked_for():
+    async with serving() as shard:
+        await shard.make()
+        await shard.produce(*range(5), tag="t")
+        async with working(shard) as worker:
+            assert await pushed(worker, 2) == [1, 2]
+            assert worker.jobs[0]["topic"] == "q"
+            assert (worker.jobs[0]["$tag"], worker.jobs[0]["deliveries"]) == ("t", 1)
+            assert await shard.counts() == (3, 2, 0)
+            await shard.settle("ack", 1)
+            assert await pushed(worker, 3) == [1, 2, 3]
+            await shard.settle("nack", 2, delay_ms=5000)
+            assert await pushed(worker, 4) == [1, 2, 3, 4]
+            await shard.settle("ack", 3, 4)
+            assert await pushed(worker, 5) == [1, 2, 3, 4, 5]
+            await shard.produce("new")
+            assert await pushed(worker, 6) == [1, 2, 3, 4, 5, 6]
+            assert await shard.counts() == (0, 2, 0)
+        await until(lambda: shard.queues.find("q").leases.in_flight == 0)
+        assert await shard.counts() == (2, 0, 0)
+
+
+async def test_a_lease_that_ends_makes_room_without_anybody_asking():
+    async with serving(clock=SystemClock()) as shard:
+        await shard.make()
+        await shard.produce("x")
+        async with working(shard, lease_ms=100) as worker:
+            with trio.fail_after(20):
+                while len(worker.jobs) < 2:
+                    await trio.sleep(0.01)
+            assert [(job["$seq"], job["deliveries"]) for job in worker.jobs[:2]] == [(1, 1), (1, 2)]
+
+
+async def test_its_end_frees_its_own_leases_alone():
+    async with serving() as shard:
+        await shard.make()
+        await shard.produce(*range(4))
+        claimed = await shard.claim(1)
+        async with working(shard) as worker:
+            assert await pushed(worker, 2) == [2, 3]
+        await until(lambda: shard.queues.find("q").leases.in_flight == 1)
+        assert seqs_of(claimed) == [1]
+        jobs = await shard.claim(9, node="other")
+        assert [(job["$seq"], job["deliveries"]) for job in jobs] == [(2, 2), (3, 2), (4, 1)]
+        assert (await shard.settle("ack", 1))["acked"] == 1
+
+
+async def test_streams_and_claims_share_a_cohort():
+    async with serving() as shard:
+        await shard.make(claim_jitter_ms=200)
+        async with working(shard, max=10) as first, working(shard, node="v", max=10) as second:
+            got: list[list[int]] = []
+
+            async def claim() -> None:
+                got.append(seqs_of(await shard.claim(10, node="c", wait_ms=30_000)))
+
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(claim)
+                await trio.testing.wait_all_tasks_blocked()
+                await shard.produce(*range(15))
+            await until(lambda: len(first.jobs) + len(second.jobs) >= 10)
+            assert sorted((len(got[0]), len(first.jobs), len(second.jobs))) == [5, 5, 5]
+            assert sorted([*got[0], *first.seqs, *second.seqs]) == list(range(1, 16))
+
+
+async def test_many_idle_streams_take_turns():
+    async with serving() as shard:
+        await shard.make()
+        async with working(shard, node="a", max=1000) as first, working(shard, node="b", max=1000) as second:
+            for number in range(10):
+                await shard.produce(number)
+                while len(first.jobs) + len(second.jobs) == number:
+                    await trio.lowlevel.checkpoint()
+                await trio.testing.wait_all_tasks_blocked()
+            assert (len(first.jobs), len(second.jobs)) == (5, 5)
+
+
+@pytest.mark.parametrize(
+    ("successor", "code"),
+    [(None, errors.TOPIC_NOT_FOUND), ("queue", errors.TOPIC_NOT_FOUND), ("log", errors.NOT_A_QUEUE)],
+)
+async def test_a_stream_ends_with_its_queue(successor, code):
+    async with serving() as shard:
+        await shard.make()
+        async with working(shard) as worker:
+            await shard.call("remove", "q")
+            if successor is not None:
+                await shard.call("put", "q", {"type": successor})
+            with trio.fail_after(20):
+                while worker.error is None:
+                    await trio.sleep(0.01)
+            assert worker.error.code == code
+
+
+@pytest.mark.parametrize(
+    ("head", "code"),
+    [
+        ({"max": 0}, errors.INVALID_REQUEST),
+        ({"node": ""}, errors.INVALID_REQUEST),
+        ({"lease_ms": -1}, errors.INVALID_REQUEST),
+        ({"topic": "log"}, errors.NOT_A_QUEUE),
+        ({"topic": "none"}, errors.TOPIC_NOT_FOUND),
+    ],
+)
+async def test_what_cannot_be_is_refused(head, code):
+    async with serving() as shard:
+        await shard.make()
+        await shard.call("put", "log", {})
+        async with shard.connection.stream("work", {"topic": "q", "node": "w", **head}) as stream:
+            with pytest.raises(TopicsError) as caught:
+                await stream.__anext__()
+            assert caught.value.code == code
+
+
+async def test_durable_leases_of_a_stream_are_given_back_in_the_log_too():
+    async with serving() as shard:
+        await shard.make(leases_durable=True)
+        await shard.produce(*range(3))
+        async with working(shard) as worker:
+            assert await pushed(worker, 2) == [1, 2]
+        await until(lambda: shard.queues.find("q").leases.in_flight == 0)
+        assert await shard.counts() == (3, 0, 0)
+
+
+async def test_a_worker_that_does_not_read_is_given_no_more_than_it_may_hold():
+    async with serving() as shard:
+        await shard.make()
+        await shard.produce(*range(50))
+        head = {"topic": "q", "node": "w", "max": 50}
+        async with shard.connection.stream("work", head, credits=1):
+            await until(lambda: shard.queues.find("q").leases.in_flight == 50)
+            await shard.produce("more")
+            await trio.testing.wait_all_tasks_blocked()
+            assert await shard.counts() == (1, 50, 0)

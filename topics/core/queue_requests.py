@@ -1,0 +1,149 @@
+"""Bodies of the queue calls (API §10): decoded once, checked, clamped."""
+
+from typing import TypeVar
+
+import msgspec
+
+from topics import errors, limits
+from topics.core.config import LEASE_MS_MAX, LEASE_MS_MIN
+from topics.core.requests import U64_MAX, check_node, decode_body
+from topics.errors import TopicsError, invalid
+from topics.limits import Limits
+
+LEASE_PREFIX = "lease_"
+LEASE_ID_MAX = 64
+
+
+class _ClaimBody(msgspec.Struct, frozen=True):
+    node: str
+    max: int | None = None
+    lease_ms: int | None = None
+    wait_ms: int | None = None
+
+
+class _SettleBody(msgspec.Struct, frozen=True):
+    """What ack, nack and extend have in common."""
+
+    node: str
+    seqs: list[int]
+    lease_ids: list[str] | None = None
+
+
+class _NackBody(_SettleBody, frozen=True, kw_only=True):
+    delay_ms: int | None = None
+
+
+class _ExtendBody(_SettleBody, frozen=True, kw_only=True):
+    lease_ms: int
+
+
+class Claim(msgspec.Struct, frozen=True):
+    node: str
+    max: int
+    lease_ms: int | None  # none: the queue's own
+    wait_ms: int
+
+
+class Settle(msgspec.Struct, frozen=True):
+    """Jobs that a worker says something about. `numbers` are those of the leases it believes to hold, if it tells."""
+
+    node: str
+    seqs: list[int]
+    numbers: list[int] | None
+    ms: int = 0  # delay of a nack, length of an extension
+
+
+_claim = msgspec.json.Decoder(_ClaimBody)
+_ack = msgspec.json.Decoder(_SettleBody)
+_nack = msgspec.json.Decoder(_NackBody)
+_extend = msgspec.json.Decoder(_ExtendBody)
+BodyT = TypeVar("BodyT", bound=_SettleBody)
+
+
+def decode_claim(body: bytes | memoryview, bounds: Limits) -> Claim:
+    parsed: _ClaimBody = decode_body(_claim, body, bounds)
+    return Claim(
+        check_worker(parsed.node, bounds),
+        clamp_jobs(parsed.max, bounds),
+        clamp_lease(parsed.lease_ms),
+        min(_u64("wait_ms", parsed.wait_ms or 0), limits.CLAIM_WAIT_MS_MAX),
+    )
+
+
+def decode_ack(body: bytes | memoryview, bounds: Limits) -> Settle:
+    return _settle(decode_body(_ack, body, bounds), bounds)
+
+
+def decode_nack(body: bytes | memoryview, bounds: Limits) -> Settle:
+    parsed: _NackBody = decode_body(_nack, body, bounds)
+    delay_ms = min(_u64("delay_ms", parsed.delay_ms or 0), limits.NACK_DELAY_MS_MAX)
+    return _settle(parsed, bounds, delay_ms)
+
+
+def decode_extend(body: bytes | memoryview, bounds: Limits) -> Settle:
+    parsed: _ExtendBody = decode_body(_extend, body, bounds)
+    return _settle(parsed, bounds, clamp_lease(parsed.lease_ms) or 0)
+
+
+def check_worker(node: str, bounds: Limits) -> str:
+    if not node:
+        raise invalid("node must name the worker", field="node")
+    check_node(node, "node", bounds)
+    return node
+
+
+def clamp_jobs(wanted: int | None, bounds: Limits) -> int:
+    """How many jobs: 1 unless told, at most what the server allows."""
+    if wanted is None:
+        return 1
+    if wanted < 1:
+        raise invalid("max must be a whole number, 1 or more", field="max")
+    return min(wanted, bounds.claim_jobs)
+
+
+def clamp_lease(lease_ms: int | None) -> int | None:
+    if lease_ms is None:
+        return None
+    return min(max(_u64("lease_ms", lease_ms), LEASE_MS_MIN), LEASE_MS_MAX)
+
+
+def _u64(field: str, value: int) -> int:
+    if not 0 <= value <= U64_MAX:
+        raise invalid(f"{field} must be a whole number from 0 to 2^64-1", field=field)
+    return value
+
+
+def _settle(parsed: _SettleBody, bounds: Limits, ms: int = 0) -> Settle:
+    node, seqs, lease_ids = check_worker(parsed.node, bounds), parsed.seqs, parsed.lease_ids
+    if not seqs:
+        raise invalid("seqs must hold at least one seq", field="seqs")
+    if len(seqs) > bounds.claim_jobs:
+        raise TopicsError(
+            errors.BATCH_TOO_LARGE,
+            f"{len(seqs)} seqs in one request; the limit is {bounds.claim_jobs}. Split it.",
+            {"seqs": len(seqs), "max": bounds.claim_jobs},
+        )
+    for index, seq in enumerate(seqs):
+        if not 0 <= seq <= U64_MAX:
+            raise invalid(f"seqs[{index}] must be a whole number from 0 to 2^64-1", index=index, field="seqs")
+    if lease_ids is None:
+        return Settle(node, seqs, None, ms)
+    if len(lease_ids) != len(seqs):
+        raise invalid(f"{len(lease_ids)} lease_ids for {len(seqs)} seqs: give one for each", field="lease_ids")
+    return Settle(node, seqs, [_number(lease_id) for lease_id in lease_ids], ms)
+
+
+def lease_id(number: int) -> bytes:
+    return b"lease_%x" % number
+
+
+def _number(text: str) -> int:
+    """The number in a lease id; what is none is -1, which no lease has."""
+    digits = text.removeprefix(LEASE_PREFIX)
+    if digits == text or not 0 < len(text) <= LEASE_ID_MAX:
+        return -1
+    try:
+        number = int(digits, 16)
+    except ValueError:
+        return -1
+    return number if f"{number:x}" == digits else -1

@@ -1,0 +1,60 @@
+"""Queues: claim, ack, nack, extend (API §10).
+
+Bodies go to the queue's shard untouched, and its answers come back as they are.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import trio
+
+from topics import limits
+from topics.core.config import CLAIM_JITTER_MS_MAX
+from topics.core.names import check_topic_name
+from topics.gateway.bodies import read_body
+from topics.gateway.dispatch import Gateway
+from topics.gateway.messages import Request, Response
+from topics.gateway.routing import Handle, Route
+from topics.rpc.open_calls import Reply
+
+DEADLINE_MS = limits.CLAIM_WAIT_MS_MAX + CLAIM_JITTER_MS_MAX + limits.CALL_DEADLINE_MS
+
+
+async def claim(gateway: Gateway, request: Request) -> Response:
+    name = check_topic_name(request.name)
+    body = await read_body(request, gateway.limits.body_bytes)
+    head = {"topic": name}
+    if b"wait_ms" not in body:  # the body is not parsed here; a false alarm costs a little, nothing else
+        reply = await gateway.shards.call(name, "claim", head, body, DEADLINE_MS)
+    else:
+        reply = await request.source.while_connected(lambda: _long_poll(gateway, name, head, body))
+    return Response(reply.body, 200, reply.head["perf"])
+
+
+async def _long_poll(gateway: Gateway, name: str, head: Mapping[str, Any], body: bytes) -> Reply:
+    """Wait at the shard. A drain ends the wait: then the client gets what there is now."""
+    with trio.CancelScope() as scope:
+        gateway.polls.add(scope)
+        try:
+            return await gateway.shards.call(name, "claim", head, body, DEADLINE_MS)
+        finally:
+            gateway.polls.discard(scope)
+    return await gateway.shards.call(name, "claim", {**head, "wait": False}, body)
+
+
+def _settle(method: str) -> Handle:
+    async def handle(gateway: Gateway, request: Request) -> Response:
+        name = check_topic_name(request.name)
+        body = await read_body(request, gateway.limits.body_bytes)
+        reply = await gateway.shards.call(name, method, {"topic": name}, body)
+        return Response(reply.body, 200, reply.head["perf"])
+
+    return handle
+
+
+ROUTES = (
+    Route("POST", "/v0/topics/:topic/claim", claim, "queue.claim", hot=True),
+    Route("POST", "/v0/topics/:topic/ack", _settle("ack"), "queue.ack", hot=True),
+    Route("POST", "/v0/topics/:topic/nack", _settle("nack"), "queue.nack", hot=True),
+    Route("POST", "/v0/topics/:topic/extend", _settle("extend"), "queue.extend", hot=True),
+)

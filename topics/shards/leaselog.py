@@ -1,0 +1,153 @@
+"""The leases log: the lease events of all queues of a shard, in one hidden topic.
+
+Only queues with `leases_durable` write what happens to their leases; a claim is answered when its event is durable.
+Of every queue are written: jobs that are about to become dead letters and those that have, and, at a clean stop, who
+holds what. That last is void as soon as the shard has started again: by then it is in memory and changes unseen.
+
+The log is written anew, as one event a queue, when it has grown by about as many events as there are jobs to tell of;
+what was before is deleted. Whatever a crash keeps of that, a replay comes to the same.
+"""
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import msgspec
+
+from topics import limits
+from topics.core import lease_events
+from topics.core.block import BadBlock
+from topics.core.lease_events import KEPT, VOIDED, LeaseEvent, Replayed
+from topics.core.requests import Append, RecordIn
+from topics.core.topic import Topic
+from topics.shards import hidden
+from topics.shards.answers import Fail
+from topics.shards.engine import Engine
+from topics.shards.store import Store
+
+log = logging.getLogger(__name__)
+NAME = "$leases"
+Made = tuple[int, list[Any]]
+
+
+class LeaseLog:
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._events = 0  # since it was last written anew
+        self._limit = limits.LEASE_EVENTS_MIN
+
+    def begin(self, topic: Topic) -> None:
+        """Before something happens to a queue's leases: from now on the log has everything of them, or nothing."""
+        if self._events > self._limit:
+            self.write_anew(clean=False)
+        leases = topic.leases
+        assert leases is not None
+        if topic.config.leases_durable and not leases.logged:
+            self.note(topic, lease_events.kept(leases, clean=False, durable=True))
+        leases.logged = topic.config.leases_durable
+
+    def note(
+        self,
+        topic: Topic,
+        made: Made,
+        done: Callable[[], None] = lambda: None,
+        fail: Fail = lambda _: None,
+    ) -> None:
+        """Log an event; `done` when it is durable. Raises if it is refused: then it must not happen."""
+        self._append([self._encode(topic, made)], done, fail)
+        self._events += 1
+
+    def write_anew(self, *, clean: bool) -> None:
+        """Everything that has to be known, instead of all events so far. All of them have happened."""
+        engine = self._engine
+        records, known = [], 0
+        for topic in list(engine.state.by_id.values()):
+            made = _kept(topic, clean=clean)
+            if made is not None and topic.leases is not None:
+                records.append(self._encode(topic, made))
+                known += topic.leases.known
+        book = hidden.open(engine, NAME)
+        first_seq = book.next_seq
+        if records:
+            self._append(records)
+        engine.delete_records(book, first_seq, None, lambda _: None, lambda _: None)
+        self._events, self._limit = 0, max(limits.LEASE_EVENTS_MIN, known)
+
+    def _encode(self, topic: Topic, made: Made) -> bytes:
+        return lease_events.encode(LeaseEvent(made[0], topic.id, topic.epoch, self._engine.now(), made[1]))
+
+    def _append(
+        self, records: list[bytes], done: Callable[[], None] = lambda: None, fail: Fail = lambda _: None
+    ) -> None:
+        hidden.open(self._engine, NAME)
+        request = Append([RecordIn(msgspec.Raw(record)) for record in records], None, None, None, None, False)
+        self._engine.append(NAME, request, lambda _: done(), fail)
+
+
+def _kept(topic: Topic, *, clean: bool) -> Made | None:
+    """What to keep of a topic; None if there is nothing."""
+    leases = topic.leases
+    if leases is None:
+        return None
+    durable = topic.config.leases_durable and leases.logged
+    if not (durable or clean):
+        leases = leases.without_leases()
+        if not leases.dead_lettered and not leases.moving:
+            return None
+    return lease_events.kept(leases, clean=clean, durable=durable)
+
+
+# --- recovery -----------------------------------------------------------------------------------------------------
+
+
+def load(store: Store) -> dict[Topic, set[int]]:
+    """Give the queues their leases back; the jobs of each that the dead-letter topic has already. May block."""
+    engine = store.engine
+    queues: dict[tuple[int, int], Replayed] = defaultdict(Replayed)
+    is_open = False  # there is something that must be void from now on
+    for event in _events(store):
+        if event.kind == VOIDED:
+            is_open = False
+            for replayed in queues.values():
+                replayed.apply(event)
+        else:
+            is_open = is_open or (event.kind == KEPT and not event.fields[1])
+            queues[event.topic_id, event.epoch].apply(event)
+    moved = {}
+    for (topic_id, epoch), replayed in queues.items():
+        topic = engine.state.by_id.get(topic_id)
+        if topic is not None and topic.epoch == epoch and topic.config.type == "queue":
+            _attach(topic, replayed)
+            moved[topic] = replayed.moved
+    if is_open:
+        _void(store)
+    return moved
+
+
+def _attach(topic: Topic, replayed: Replayed) -> None:
+    durable = topic.config.leases_durable and replayed.durable
+    leases = replayed.leases if durable or replayed.clean else replayed.leases.without_leases()
+    leases.logged = durable
+    leases.match_with(topic)
+    topic.leases = leases
+
+
+def _void(store: Store) -> None:
+    kind, fields = lease_events.voided()
+    record = lease_events.encode(LeaseEvent(kind, 0, 0, store.engine.now(), fields))
+    request = Append([RecordIn(msgspec.Raw(record))], None, None, None, None, False)
+    store.engine.append(NAME, request, lambda _: None, lambda _: None)
+    store.commit_all()
+
+
+def _events(store: Store) -> Iterator[LeaseEvent]:
+    topic = store.engine.state.topics.get(NAME)
+    for chunk in list(topic.chunks) if topic is not None else ():
+        try:
+            block = hidden.read_block(store, chunk)
+        except BadBlock as error:
+            log.error("lease events %d to %d are lost: %s", chunk.first_seq, chunk.last_seq, error)
+            continue
+        for index in hidden.live_in(chunk):
+            yield lease_events.decode(hidden.data_of(block, index))

@@ -1,0 +1,301 @@
+"""One queue at work: who waits for jobs, and the passes that give them out.
+
+Everybody who wants jobs is a `Taker`: a call `claim`, or a stream. A pass gives what is ready to all takers at once,
+divided evenly (topics/core/claims.py). Without `claim_jitter_ms` a claim is a pass of its own; with it, takers gather
+for that long first. Those who found nothing and may wait stay, and the next job, nack, ack, or lease that ends makes
+another pass: there is one timer a queue for the next of these that nobody announces, and none while nobody waits.
+
+What the dead-letter topic is due goes there (deadletters.py); a claim that found such jobs waits a moment for them.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Protocol
+
+from topics import limits
+from topics.core import lease_events
+from topics.core.claims import Pick, Want, deal
+from topics.core.jobs import Jobs
+from topics.core.leases import Grant, Leases
+from topics.core.topic import Topic
+from topics.errors import TopicsError
+from topics.shards.timers import Timer
+
+if TYPE_CHECKING:
+    from topics.shards.queues import Queues
+
+
+class Taker(Protocol):
+    """Somebody who wants jobs."""
+
+    node: str
+    owner: int  # number of a stream, 0 for a claim
+    batch_bytes: int
+    lease_ms: int | None
+
+    @property
+    def room(self) -> int:
+        """How many jobs it wants now."""
+
+    @property
+    def stays(self) -> bool:
+        """Whether it goes on waiting if a pass has nothing for it."""
+
+    def give(self, jobs: Jobs) -> None:
+        """It has these now; their leases are logged if they have to be."""
+
+    def end(self, moves: set[int]) -> None:
+        """There is nothing for it. `moves` are jobs on their way to the dead-letter topic."""
+
+    def fail(self, error: Exception) -> None: ...
+
+
+class Queue:
+    def __init__(self, topic: Topic, queues: "Queues") -> None:
+        if topic.leases is None:
+            topic.leases = Leases()
+        self.topic = topic
+        self.leases = topic.leases
+        self._queues = queues
+        self._engine = queues.engine
+        self._takers: dict[Taker, None] = {}  # in their order
+        self._streams: dict[int, Taker] = {}
+        self._window: Timer | None = None  # takers gather until it ends
+        self._alarm: Timer | None = None
+        self._alarm_due = 0
+        self._ended = False
+        self._for_moves: dict[Callable[[], None], set[int]] = {}
+
+    @property
+    def idle(self) -> bool:
+        return not self._takers and not self._streams and not self._for_moves
+
+    @property
+    def is_gone(self) -> bool:
+        return self.topic.removing or self._engine.state.by_id.get(self.topic.id) is not self.topic
+
+    def settle(self) -> int:
+        """Bring the leases up to now; the time it is."""
+        self._engine.expire(self.topic)
+        now = self._engine.now()
+        self.leases.settle(self.topic.earliest_seq, now)
+        return now
+
+    @property
+    def ready(self) -> int:
+        return self.leases.ready(self.topic.count)
+
+    # --- takers ---------------------------------------------------------------------------------------------------
+
+    def claim(self, taker: Taker) -> None:
+        """Serve a claim: now, with its cohort, or when there is something."""
+        self.settle()
+        if self.topic.config.claim_jitter_ms and (self._window is not None or self.ready):
+            self._takers[taker] = None
+            self._gather()
+        elif self.ready:
+            self._pass([taker])
+        else:
+            self._pass_over(taker, set())
+        self._arm()
+
+    def add_stream(self, stream: Taker) -> None:
+        self._streams[stream.owner] = stream
+        self.leases.open_stream(stream.owner)
+        self._takers[stream] = None
+        self.wake()
+
+    def drop_stream(self, stream: Taker) -> None:
+        """Its connection is gone: what it holds is free at once."""
+        if self._streams.pop(stream.owner, None) is None:
+            return
+        self.leave(stream)
+        seqs = self.leases.owned_by(stream.owner)
+        self.leases.close_stream(stream.owner)
+        if seqs and not self.is_gone:
+            self.abandon(seqs)
+        else:
+            self.wake()
+
+    def release(self, seqs: list[int], delay_ms: int, done: Callable[[], None] = lambda: None) -> None:
+        """Give leases back; `done` when that may be told. Raises if it is refused."""
+        now = self._engine.now()
+        due = now + delay_ms
+        told_later = self.log(lease_events.released(seqs, due), done)
+        self.leases.release(seqs, due, now)
+        if not told_later:
+            done()
+
+    def abandon(self, seqs: list[int]) -> None:
+        """Leases that nobody was told of: given back, whether it can be logged or not."""
+        try:
+            self.release(seqs, 0)
+        except TopicsError:  # a crash would leave them to their deadlines
+            self.leases.release(seqs, 0, 0)
+        self.wake()
+
+    def leave(self, taker: Taker) -> None:
+        """It does not want anything any more."""
+        self._takers.pop(taker, None)
+
+    def hungry(self, stream: Taker) -> None:
+        """A stream can take jobs again."""
+        if stream.owner in self._streams and stream.room:
+            self._takers[stream] = None
+            self.wake()
+
+    # --- passes ---------------------------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Something changed: there may be jobs for those who wait."""
+        if self.is_gone:
+            self._end_all()
+            return
+        if self._takers or self._streams:
+            self.settle()
+            self._feed_freed()
+            if self._takers and self.ready:
+                if self.topic.config.claim_jitter_ms:
+                    self._gather()
+                else:
+                    self._pass(list(islice(self._takers, self.ready)))
+            self._arm()
+
+    def _feed_freed(self) -> None:
+        """Streams that hold less than before want more."""
+        freed = self.leases.freed
+        while freed:
+            stream = self._streams.get(freed.pop())
+            if stream is not None and stream.room:
+                self._takers[stream] = None
+
+    def _gather(self) -> None:
+        if self._window is None:
+            self._window = self._queues.timers.after(self.topic.config.claim_jitter_ms, self._end_window)
+
+    def _end_window(self) -> None:
+        self._window = None
+        if self.is_gone:
+            self._end_all()
+            return
+        self.settle()
+        self._feed_freed()
+        self._pass(list(self._takers))
+        self._arm()
+
+    def _pass(self, takers: list[Taker]) -> None:
+        """Divide what is ready among the takers. Each of them is out of the queue's list, unless it stays."""
+        config, leases = self.topic.config, self.leases
+        wants = [Want(taker.room, taker.batch_bytes, []) for taker in takers]
+        limit = config.max_deliveries if config.dead_letter is not None else 0
+        due = deal(self.topic, leases, wants, limit, limits.DEAD_LETTERS_PER_PASS)
+        now = self._engine.now()
+        moves = self._queues.dead_letters.start(self, due) if due else set()
+        given: list[tuple[Taker, list[Pick], Grant]] = []
+        for taker, want in zip(takers, wants, strict=True):
+            self._takers.pop(taker, None)
+            if want.picks:
+                number = self._queues.take_numbers(len(want.picks))
+                deadline = now + (taker.lease_ms or config.lease_ms)
+                seqs = [seq for seq, _ in want.picks]
+                given.append((taker, want.picks, Grant(taker.node, number, deadline, seqs, taker.owner)))
+            else:
+                self._pass_over(taker, moves)
+        if given:
+            self._grant(given, moves)
+
+    def _grant(self, given: list[tuple[Taker, list[Pick], Grant]], moves: set[int]) -> None:
+        grants = [grant for _, _, grant in given]
+        jobs: list[tuple[Taker, Jobs]] = []
+
+        def tell() -> None:
+            for taker, got in jobs:
+                self.after_moves(set() if taker.owner else moves, partial(taker.give, got))
+
+        try:
+            told_later = self.log(lease_events.claimed(grants), tell)
+        except TopicsError as error:
+            for taker, _, grant in given:
+                for seq in grant.seqs:
+                    if seq <= self.leases.cursor:
+                        self.leases.put_back(seq)
+                taker.fail(error)
+            return
+        self.leases.claim(grants)
+        jobs += [(taker, Jobs(picks, grant, self.leases)) for taker, picks, grant in given]
+        if not told_later:
+            tell()
+
+    def _pass_over(self, taker: Taker, moves: set[int]) -> None:
+        if not taker.stays:
+            taker.end(moves)
+        elif taker.room:
+            self._takers[taker] = None
+
+    def log(self, made: tuple[int, list[Any]], done: Callable[[], None]) -> bool:
+        """Log what is about to happen to leases, if this queue does. Whether `done` is called later, when it may be
+        told; else it may be told as soon as it has happened. Raises if it is refused."""
+        log = self._queues.log
+        log.begin(self.topic)
+        if self.topic.config.leases_durable:
+            log.note(self.topic, made, done)
+            return True
+        return False
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """See to it that somebody wakes those who wait."""
+        if not self._takers and not self._streams:
+            return
+        if self.topic.waiters is None:
+            self.topic.waiters = {}
+        self.topic.waiters[self.wake] = None
+        due = self.leases.next_due
+        if due is None or self._window is not None:
+            return
+        if self._alarm is not None and not self._alarm.over:
+            if self._alarm_due <= due:
+                return
+            self._alarm.cancel()
+        self._alarm, self._alarm_due = self._queues.timers.after(max(0, due - self._engine.now()), self.wake), due
+
+    def after_moves(self, moves: set[int], action: Callable[[], None]) -> None:
+        """Do it when these jobs have arrived in the dead-letter topic, but do not wait for ever."""
+        left = {seq for seq in moves if seq in self.leases.moving}
+        if not left:
+            action()
+            return
+
+        def once() -> None:
+            if self._for_moves.pop(once, None) is not None:
+                timer.cancel()
+                action()
+
+        self._for_moves[once] = left
+        timer = self._queues.timers.after(limits.DEAD_LETTER_WAIT_MS, once)
+
+    def move_over(self, seq: int) -> None:
+        """A job has arrived in the dead-letter topic, or does not go there."""
+        for action, moves in tuple(self._for_moves.items()):
+            moves.discard(seq)
+            if not moves:
+                action()
+        self.wake()
+
+    def _end_all(self) -> None:
+        """The topic is gone."""
+        if self._ended:
+            return
+        self._ended = True
+        for timer in (self._window, self._alarm):
+            if timer is not None:
+                timer.cancel()
+        self._window = self._alarm = None
+        takers = {**self._takers, **dict.fromkeys(self._streams.values())}
+        self._takers = {}
+        for action in tuple(self._for_moves):
+            action()
+        for taker in takers:
+            self._queues.lose(self, taker)

@@ -1,0 +1,320 @@
+"""The queue calls of a shard (API §10), and what all its queues share.
+
+    method  head                           body     reply head  reply body
+    claim   topic, wait (false: do not)    request  perf        open fragment
+    ack     topic                          request  perf        open fragment
+    nack    topic                          request  perf        open fragment
+    extend  topic                          request  perf        open fragment
+    work    topic, node, max, lease_ms              see work.py
+    copy    see copies.py
+
+An ack is the delete of the job from its log, with the durability of the topic; many small ones share a sync like any
+writes. Lease numbers begin with a random part that is new in every life of the shard, so that no lease of an earlier
+life is mistaken for one of now.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Mapping
+
+import trio
+
+from topics import errors, limits
+from topics.core import lease_events, replies
+from topics.core.block import BadBlock
+from topics.core.jobs import Jobs
+from topics.core.names import check_topic_name
+from topics.core.queue_requests import Claim, Settle, decode_ack, decode_claim, decode_extend, decode_nack
+from topics.core.ranges import SeqRanges
+from topics.core.topic import Topic
+from topics.errors import TopicsError
+from topics.rpc.calls import Call, Handler
+from topics.shards import leaselog
+from topics.shards.copies import Copies
+from topics.shards.deadletters import DeadLetters
+from topics.shards.heads import ClaimHead, TopicHead, WorkHead, read_head
+from topics.shards.leaselog import LeaseLog
+from topics.shards.peers import Peers
+from topics.shards.queue import Queue, Taker
+from topics.shards.reader import BlockReader
+from topics.shards.store import Store
+from topics.shards.timers import Timer, Timers
+from topics.shards.work import WorkStream
+
+log = logging.getLogger(__name__)
+METHODS = ("claim", "ack", "nack", "extend", "work", "copy")
+NONCE_BITS, COUNTER_BITS = 30, 33  # a number has to fit into 64 bits
+SWEEP_MIN = 64
+Perf = Callable[..., dict[str, float]]
+
+
+class Queues:
+    def __init__(self, store: Store, peers: Peers) -> None:
+        """Gives queues their leases back; may block."""
+        self.store = store
+        self.engine = store.engine
+        self.timers = Timers()
+        self.log = LeaseLog(store.engine)
+        self.copies = Copies(store.engine, peers)
+        self.dead_letters = DeadLetters(store, self.log, self.copies)
+        self.reader = BlockReader(store)
+        self._moved = leaselog.load(store)
+        self._queues: dict[int, Queue] = {}
+        self._sweep_at = SWEEP_MIN
+        self._next_number = secrets.randbits(NONCE_BITS) << COUNTER_BITS | 1
+        self._next_owner = 1
+        self._perf: Perf = lambda waited_ms, synced: {}
+
+    def open(self, reader: BlockReader, perf: Perf) -> None:
+        self.reader = reader
+        self._perf = perf
+
+    async def run(self) -> None:
+        """What goes on beside the calls, until cancelled."""
+        for topic, moved in self._moved.items():
+            self.dead_letters.resume(self.of(topic), moved)
+        self._moved = {}
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.timers.run)
+            nursery.start_soon(self.dead_letters.run)
+
+    def save(self) -> None:
+        """A clean stop: keep who holds what."""
+        if any(topic.leases is not None for topic in self.engine.state.by_id.values()):
+            try:
+                self.log.write_anew(clean=True)
+            except TopicsError as error:
+                log.warning("who holds which job is forgotten: %s", error)
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return {
+            "claim": self.claim,
+            "ack": self.ack,
+            "nack": self.nack,
+            "extend": self.extend,
+            "work": self.work,
+            "copy": self.copies.copy,
+        }
+
+    # --- queues ---------------------------------------------------------------------------------------------------
+
+    def find(self, name: str) -> Queue:
+        """The queue of this name. Raises `topic_not_found`, `not_a_queue`."""
+        topic = self.engine.state.find(check_topic_name(name))
+        if topic.config.type != "queue":
+            raise not_a_queue(name)
+        return self.of(topic)
+
+    def of(self, topic: Topic) -> Queue:
+        queue = self._queues.get(topic.id)
+        if queue is None:
+            if len(self._queues) >= self._sweep_at:
+                self._queues = {key: queue for key, queue in self._queues.items() if not queue.is_gone}
+                self._sweep_at = max(SWEEP_MIN, 2 * len(self._queues))
+            queue = self._queues[topic.id] = Queue(topic, self)
+        return queue
+
+    def take_numbers(self, count: int) -> int:
+        """The first of so many lease numbers."""
+        first = self._next_number
+        self._next_number += count
+        return first
+
+    def lose(self, queue: Queue, taker: Taker) -> None:
+        """The queue that somebody waits for was deleted."""
+        name = queue.topic.name
+        if not taker.owner:
+            taker.fail(errors.topic_not_found(name))
+            return
+
+        def look() -> None:
+            successor = self.engine.state.topics.get(name)
+            if successor is not None and successor.config.type != "queue":
+                taker.fail(not_a_queue(name))
+            else:
+                taker.fail(errors.topic_not_found(name, "any more" if successor is None else "it was made anew"))
+
+        self.timers.after(limits.WORK_GONE_MS, look)
+
+    # --- calls ----------------------------------------------------------------------------------------------------
+
+    def claim(self, call: Call) -> None:
+        head = read_head(call.head, ClaimHead)
+        request = decode_claim(call.body, self.store.bounds)
+        queue = self.find(head.topic)
+        queue.claim(Claimer(self, queue, call, request, request.wait_ms if head.wait else 0))
+
+    def work(self, call: Call) -> None:
+        head = read_head(call.head, WorkHead)
+        queue = self.find(head.topic)
+        stream = WorkStream(self, queue, call, head, self._next_owner)
+        self._next_owner += 1
+        stream.open()
+
+    def ack(self, call: Call) -> None:
+        started = self.engine.clock.monotonic_ns()
+        queue, request = self._settling(call, decode_ack(call.body, self.store.bounds))
+        held, skipped = _split(queue, request)
+
+        def answer(synced: bool) -> None:
+            waited_ms = (self.engine.clock.monotonic_ns() - started) / 1e6
+            now = queue.settle()
+            body = replies.settled(queue.topic, b"acked", len(held), skipped, now)
+            call.reply({"perf": self._perf(waited_ms, synced=synced)}, body)
+
+        if not held:
+            answer(False)
+            return
+        left = queue.leases.leave(held)
+
+        def fail(error: Exception) -> None:
+            queue.leases.stay(left)
+            call.fail(error)
+
+        ranges = SeqRanges.from_ascending(sorted(held))
+        durable = queue.topic.config.durable
+        try:
+            self.engine.delete_records(queue.topic, 0, ranges, lambda _: answer(durable), fail)
+        except TopicsError:
+            queue.leases.stay(left)
+            raise
+        queue.wake()
+
+    def nack(self, call: Call) -> None:
+        queue, request = self._settling(call, decode_nack(call.body, self.store.bounds))
+        held, skipped = _split(queue, request)
+
+        def done() -> None:
+            now = queue.settle()
+            call.reply({"perf": {}}, replies.settled(queue.topic, b"nacked", len(held), skipped, now))
+
+        if held:
+            queue.release(held, request.ms, done)
+            queue.wake()
+        else:
+            done()
+
+    def extend(self, call: Call) -> None:
+        queue, request = self._settling(call, decode_extend(call.body, self.store.bounds))
+        held, skipped = _split(queue, request)
+        deadline = self.engine.now() + request.ms
+
+        def done() -> None:
+            call.reply({"perf": {}}, replies.extended(queue.topic, held, skipped, deadline))
+
+        told_later = bool(held) and queue.log(lease_events.extended(held, deadline), done)
+        queue.leases.extend(held, deadline)
+        if not told_later:
+            done()
+
+    def _settling(self, call: Call, request: Settle) -> tuple[Queue, Settle]:
+        queue = self.find(read_head(call.head, TopicHead).topic)
+        queue.settle()
+        return queue, request
+
+    # --- answers --------------------------------------------------------------------------------------------------
+
+    def read(self, call: Call, queue: Queue, jobs: Jobs, then: Callable[[], None]) -> None:
+        """Fetch the jobs' texts, then go on. What turns out to be unreadable is no job any more."""
+        try:
+            missing = self.reader.missing(jobs.plan)
+        except BadBlock:
+            self.reader.report_damage(queue.topic, jobs.plan, then)
+            return
+        if not missing:
+            then()
+            return
+
+        async def fill() -> None:
+            try:
+                await self.reader.fill(missing)
+            except BadBlock:
+                self.reader.report_damage(queue.topic, jobs.plan, then)
+                return
+            then()
+
+        call.run(fill)
+
+
+def _split(queue: Queue, request: Settle) -> tuple[list[int], list[int]]:
+    """The jobs that the worker holds, and the others; each seq once."""
+    held: dict[int, None] = {}
+    skipped: dict[int, None] = {}
+    for index, seq in enumerate(request.seqs):
+        number = request.numbers[index] if request.numbers is not None else None
+        if queue.leases.held(seq, request.node, number) is not None:
+            held[seq] = None
+        else:
+            skipped[seq] = None
+    return list(held), [seq for seq in skipped if seq not in held]
+
+
+def not_a_queue(name: str) -> TopicsError:
+    message = f'topic "{name}" is a log, not a queue; only a topic made with "type":"queue" has jobs'
+    return TopicsError(errors.NOT_A_QUEUE, message, {"topic": name})
+
+
+class Claimer:
+    """A call `claim`, until it is answered."""
+
+    owner = 0
+
+    def __init__(self, queues: Queues, queue: Queue, call: Call, request: Claim, wait_ms: int) -> None:
+        self.node = request.node
+        self.lease_ms = request.lease_ms
+        self.batch_bytes = limits.CLAIM_BYTES_MAX
+        self.room = request.max
+        self._queues = queues
+        self._queue = queue
+        self._call = call
+        self._timer: Timer | None = queues.timers.after(wait_ms, self._time_up) if wait_ms else None
+        self._patience_ends = 0.0  # with the dead letters that it comes across
+        call.on_cancel(self._leave)
+
+    @property
+    def stays(self) -> bool:
+        return self._timer is not None and not self._timer.over
+
+    def give(self, jobs: Jobs) -> None:
+        self._leave()
+        if self._call.cancelled:  # nobody is there to work on them
+            self._queue.abandon(jobs.still_held(self._queue.leases))
+            return
+        self._queues.read(self._call, self._queue, jobs, lambda: self._answer(jobs))
+
+    def end(self, moves: set[int]) -> None:
+        """Nothing was there; if that is because jobs had to be moved, look again when they are."""
+        now = trio.current_time()
+        if moves and not self._patience_ends:
+            self._patience_ends = now + limits.DEAD_LETTER_WAIT_MS / 1000
+        if moves and now < self._patience_ends:
+            self._queue.after_moves(moves, self._look_again)
+        else:
+            self._answer(None)
+
+    def fail(self, error: Exception) -> None:
+        self._leave()
+        self._call.fail(error)
+
+    def _look_again(self) -> None:
+        if self._queue.is_gone:
+            self.fail(errors.topic_not_found(self._queue.topic.name))
+        elif not self._call.cancelled:
+            self._queue.claim(self)
+
+    def _time_up(self) -> None:
+        self._queue.leave(self)
+        self._answer(None)
+
+    def _leave(self) -> None:
+        self._queue.leave(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _answer(self, jobs: Jobs | None) -> None:
+        queue = self._queue
+        if jobs is not None and self._call.cancelled:
+            queue.abandon(jobs.still_held(queue.leases))
+            return
+        shown = jobs.render(queue.leases) if jobs is not None else []
+        self._call.reply({"perf": {}}, replies.claimed(queue.topic, shown, queue.settle()))

@@ -1,0 +1,78 @@
+"""The call `work`: jobs pushed to one worker for as long as it listens.
+
+    head        topic, node, max, lease_ms
+    items       first {"open": true}; then {"seqs": [...], "sizes": [...]} with the jobs' texts, one behind the other
+
+Up to `max` jobs are leased to the stream; acks, nacks and leases that end make room for more. When the call ends, by
+whatever cause, all that it holds is given back at once. It fails when the queue is deleted.
+"""
+
+from typing import TYPE_CHECKING
+
+from topics import limits
+from topics.core.jobs import Jobs
+from topics.core.queue_requests import check_worker, clamp_jobs, clamp_lease
+from topics.core.requests import quoted
+from topics.rpc.calls import Call
+from topics.shards.heads import WorkHead
+from topics.shards.queue import Queue
+
+if TYPE_CHECKING:
+    from topics.shards.queues import Queues
+
+
+class WorkStream:
+    stays = True
+    batch_bytes = limits.WORK_BATCH_BYTES
+
+    def __init__(self, queues: "Queues", queue: Queue, call: Call, head: WorkHead, owner: int) -> None:
+        bounds = queues.store.bounds
+        self.owner = owner
+        self.node = check_worker(head.node, bounds)
+        self.lease_ms = clamp_lease(head.lease_ms)
+        self._max = clamp_jobs(head.max, bounds)
+        self._queues = queues
+        self._queue = queue
+        self._call = call
+        self._sending = True  # nothing is taken before the last jobs have left
+        self._prefix = b'"topic":%b,' % quoted(queue.topic.name)
+
+    def open(self) -> None:
+        self._call.on_cancel(self._close)
+        self._call.run(self._begin)
+
+    @property
+    def room(self) -> int:
+        return 0 if self._sending else max(0, self._max - self._queue.leases.held_by(self.owner))
+
+    def give(self, jobs: Jobs) -> None:
+        if not self._call.cancelled:
+            self._sending = True
+            self._queues.read(self._call, self._queue, jobs, lambda: self._push(jobs))
+
+    def end(self, moves: set[int]) -> None:
+        raise AssertionError("a stream stays")
+
+    def fail(self, error: Exception) -> None:
+        if not self._call.finished:
+            self._call.fail(error)
+            self._close()
+
+    async def _begin(self) -> None:
+        await self._call.send({"open": True})
+        self._sending = False
+        self._queue.add_stream(self)
+
+    def _push(self, jobs: Jobs) -> None:
+        self._call.run(self._send, jobs.render(self._queue.leases, self._prefix))
+
+    async def _send(self, jobs: list[tuple[int, bytes]]) -> None:
+        """Waits while the client does not take what it was sent."""
+        if jobs:
+            head = {"seqs": [seq for seq, _ in jobs], "sizes": [len(text) for _, text in jobs]}
+            await self._call.send(head, [text for _, text in jobs])
+        self._sending = False
+        self._queue.hungry(self)
+
+    def _close(self) -> None:
+        self._queue.drop_stream(self)
