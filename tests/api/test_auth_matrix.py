@@ -29,6 +29,7 @@ SCOPES = {
     "POST /v0/topics/:topic/delete": DELETE,
     "PUT /v0/topics/:topic": ADMIN,
     "POST /v0/topics/:topic/claim": READ | WRITE,
+    "GET /v0/topics/:topic/work": READ | WRITE,
     "POST /v0/topics/:topic/ack": WRITE,
     "POST /v0/topics/:topic/nack": WRITE,
     "POST /v0/topics/:topic/extend": WRITE,

@@ -36,6 +36,13 @@ def single_id(pair: bytes) -> bytes:
     return id_line(encode_map((pair,)))
 
 
+def job(seq: int, text: bytes) -> bytes:
+    """A job of a queue, as its worker gets it (API §10.8)."""
+    if b"\n" in text or b"\r" in text:
+        text = fold(text)
+    return b"id: %d\nevent: job\ndata: %b\n\n" % (seq, text)
+
+
 class Sse:
     """Renders what happens to a topic, without the `id:` line."""
 
@@ -43,7 +50,7 @@ class Sse:
         """As buffers: a large batch is not copied once more."""
         text = b",".join(pieces)
         if b"\n" in text or b"\r" in text:
-            text = _fold(text)
+            text = fold(text)
         return [
             b'event: record\ndata: {"topic":%b,"records":[' % quoted(topic),
             text,
@@ -76,6 +83,6 @@ class Sse:
 RENDERER = Sse()
 
 
-def _fold(text: bytes) -> bytes:
+def fold(text: bytes) -> bytes:
     """Payloads may hold line ends between their tokens. Every line of an event needs its own `data:`."""
     return text.replace(b"\r\n", b"\n").replace(b"\r", b"\n").replace(b"\n", b"\ndata: ")
