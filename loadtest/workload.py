@@ -31,6 +31,7 @@ class Sizes:
     read_records: int = 200_000  # in each of the topics that W3 reads
     slow_read_records: int = 50_000  # the same for a peer that takes long to fill
     recovery_records: int = 1_000_000
+    live_deliveries: int = 1_000_000  # W4, over all subscribers and sizes; small crowds get fewer
     paced_seconds: float = 5.0  # of one open-loop measurement
     paced_rate: int = 100  # requests a second of one client that measures latency
     growth_topics: tuple[int, ...] = (1, 10, 1_000, 100_000)
@@ -46,6 +47,7 @@ QUICK = Sizes(
     read_records=20_000,
     slow_read_records=5_000,
     recovery_records=100_000,
+    live_deliveries=100_000,
     paced_seconds=1.0,
     growth_topics=(1, 10, 1_000),
     growth_records=(1_000, 10_000, 100_000),
