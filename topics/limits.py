@@ -79,6 +79,8 @@ SPACE_SHORT_BYTES = 32 * MIB  # with less free the log is cut as soon as it hold
 
 # --- checkpoints and segments -------------------------------------------------------------------------------------
 CHECKPOINT_WAL_BYTES = 64 * MIB
+UNSTORED_BYTES_MAX = 4 * CHECKPOINT_WAL_BYTES  # logged since the last checkpoint began, and so in memory
+LARGE_WRITE_WAIT_MS = 2_000  # a large write waits this long for a checkpoint or the log before it may be refused
 CHECKPOINT_INTERVAL_MS = 60_000
 PACK_TOPIC_BYTES = 1 * MIB  # a topic shares pack files until it has this much of its own
 TAIL_CACHE_BYTES = 32 * MIB

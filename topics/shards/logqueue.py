@@ -45,7 +45,12 @@ class LogQueue:
         return self.durable_lsn <= self.idle_lsn
 
     def has_room(self, size: int) -> bool:
-        if self.bytes + size <= limits.WAL_QUEUE_BYTES_MAX and len(self._frames) < limits.WAL_QUEUE_FRAMES_MAX:
+        """Whether a write may come: neither the queue nor what no checkpoint has stored yet grows without bound."""
+        if (
+            self.bytes + size <= limits.WAL_QUEUE_BYTES_MAX
+            and len(self._frames) < limits.WAL_QUEUE_FRAMES_MAX
+            and self.bytes_since_checkpoint <= limits.UNSTORED_BYTES_MAX
+        ):
             return True
         self.counters.refused += 1
         return False
@@ -53,7 +58,11 @@ class LogQueue:
     @property
     def crowded(self) -> bool:
         """Half full or more. When it is not, any write has room."""
-        return self.bytes * 2 >= limits.WAL_QUEUE_BYTES_MAX or len(self._frames) * 2 >= limits.WAL_QUEUE_FRAMES_MAX
+        return (
+            self.bytes * 2 >= limits.WAL_QUEUE_BYTES_MAX
+            or len(self._frames) * 2 >= limits.WAL_QUEUE_FRAMES_MAX
+            or self.bytes_since_checkpoint * 2 >= limits.UNSTORED_BYTES_MAX
+        )
 
     def put(self, event: Event, slots: tuple[int, ...] = ()) -> int:
         """Queue an event; its lsn. `slots` are marked used before the frame is written."""

@@ -22,6 +22,7 @@ Bodies are the client's bytes, untouched. An open fragment is a JSON object with
 
 from collections.abc import Callable, Mapping
 from itertools import islice
+from math import inf
 from typing import Any
 
 import trio
@@ -212,8 +213,9 @@ class Service:
     def _must_wait(self) -> bool:
         return self._engine.log.crowded or self.scheduler.lag_ms > limits.LAG_HIGH_MS
 
-    async def _wait_for_room(self) -> None:
-        while self._must_wait:
+    async def _wait_for_room(self, patience_ms: float = inf) -> None:
+        until = trio.current_time() + patience_ms / 1000
+        while self._must_wait and trio.current_time() < until:
             await trio.sleep(limits.WAL_ROOM_RETRY_MS / 1000)
             self.check_open()
 
@@ -236,8 +238,8 @@ class Service:
         give_back = self.bodies.take(len(call.body))
         try:
             request = await trio.to_thread.run_sync(_decode, call.body, name, head, self._store.bounds)
-            if request.disable_backpressure:
-                await self._wait_for_room()
+            patience_ms = inf if request.disable_backpressure else limits.LARGE_WRITE_WAIT_MS
+            await self._wait_for_room(patience_ms)
             done = _before(give_back, self._answer_append(call, head))
             await self._append_rendered(name, request, done, _before(give_back, call.fail))
         except BaseException:
