@@ -35,11 +35,10 @@ HEARTBEAT_MS_MAX = 60_000
 CURSOR_MAP_TOPICS = 64  # above this an id is a compact token instead of a map of names
 CURSOR_BYTES_MAX = 24 * KIB
 RETRY_MS = 2_000  # what EventSource is told to wait before it connects again
-BUFFER_GRACE_MS = 5_000  # a reader stalled for longer is told `from_seq_too_old` if it lost records meanwhile
-SLOW_CONSUMER_MS = 30_000  # a reader stalled for this long is let go; its session stays
 STREAM_SEND_BUFFER_BYTES = 128 * KIB  # of the kernel, for each stream
 WS_COMMANDS_MAX = 64  # of one WebSocket, under way at once; then it is not read
 WS_PING_S = 20.0
+WS_FAREWELL_S = 5.0  # for a slow client to take what is under way and the close frame
 RING_BYTES = 256 * KIB  # of batches that a feed keeps for readers that are about to join it
 RING_MS = 250  # how long; what is deleted meanwhile could still be seen
 PROGRESS_MS = 1_000  # cursors of open streams are told to their session this often
@@ -182,6 +181,8 @@ class Limits:
     segment_bytes: int = 64 * MIB
     segment_age_ms: int = 3_600_000
     watch_session_ttl_ms: int = 300_000
+    buffer_grace_ms: int = 5_000  # a reader stalled for longer is told `from_seq_too_old` if it lost records meanwhile
+    slow_consumer_ms: int = 30_000  # a reader that takes nothing for this long is let go; its session stays
 
 
 assert BLOCK_RECORDS_MAX <= 0xFFFF

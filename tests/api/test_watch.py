@@ -173,6 +173,10 @@ class TestFrames:
         found = {again.next("record").data["topic"] for _ in "12"}
         assert found == {topics[3], topics[69]}
         again.close()
+        with watching(http, {topic: {} for topic in topics}, cursor=middle) as anew:
+            assert {anew.next("record").data["topic"] for _ in "12"} == {topics[3], topics[69]}
+        answer = http.post("/v0/watch", json={"topics": {topics[0]: {}}, "cursor": middle})
+        assert (answer.status_code, answer.json()["error"]["detail"]["field"]) == (400, "cursor")
 
     def test_limit_and_bytes_bound_a_frame(self, http, name):
         append(http, name, *range(10))

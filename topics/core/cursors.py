@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from topics import limits
-from topics.errors import invalid
+from topics.errors import TopicsError, invalid
 
 TOKEN_MARK = b"~"
 _map = msgspec.json.Decoder(dict[str, int])
@@ -37,20 +37,29 @@ def decode_map(text: str) -> dict[str, int]:
             return found
     except (ValueError, msgspec.DecodeError):
         pass
-    raise invalid("the cursor is not one this server gave out", field="cursor")
+    raise _bad_cursor()
+
+
+def _bad_cursor() -> TopicsError:
+    return invalid("the cursor is not one this server gave out", field="cursor")
+
+
+def decode_cursor(text: str, topics: Sequence[str]) -> Mapping[str, int]:
+    """The positions in an id of a stream of these topics, in this order. Raises `invalid_request`."""
+    if not text.startswith(TOKEN_MARK.decode()):
+        return decode_map(text)
+    try:
+        return dict(zip(topics, _read_varints(_unbase64(text[1:])), strict=True))
+    except ValueError:
+        raise _bad_cursor() from None
 
 
 def decode_id(text: str, topics: Sequence[str]) -> Mapping[str, int]:
-    """The positions in an id of a session with these topics; none if it is no such id: a browser cannot mend it."""
-    if len(text) > limits.CURSOR_BYTES_MAX:
-        return {}
+    """The same; nothing if it is no such id: a browser cannot mend it."""
     try:
-        if not text.startswith(TOKEN_MARK.decode()):
-            return decode_map(text)
-        seqs = _read_varints(_unbase64(text[1:]))
+        return decode_cursor(text, topics) if len(text) <= limits.CURSOR_BYTES_MAX else {}
     except Exception:  # whatever a client makes up
         return {}
-    return dict(zip(topics, seqs, strict=True)) if len(seqs) == len(topics) else {}
 
 
 def _unbase64(text: str) -> bytes:

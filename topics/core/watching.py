@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from topics import limits
-from topics.core.cursors import decode_map
+from topics.core.cursors import decode_cursor
 from topics.core.names import check_topic_name
 from topics.core.requests import U64_MAX, check_node, decode_body
 from topics.errors import invalid
@@ -58,7 +58,7 @@ def parse_watch(body: bytes, bounds: Limits) -> tuple[Subscription, dict[str, St
     starts = check_starts(parsed.topics, bounds)
     if not starts:
         raise invalid("topics must name at least one topic", field="topics")
-    for name, seq in decode_map(parsed.cursor).items() if parsed.cursor is not None else ():
+    for name, seq in decode_cursor(parsed.cursor, tuple(starts)).items() if parsed.cursor is not None else ():
         if name in starts:
             starts[name] = Start(seq)
     view = checked_view(parsed, bounds)

@@ -93,7 +93,7 @@ async def serve(boot: GatewayBoot) -> None:
         nursery.start_soon(_stop_when_orphaned, boot.lifeline_fd, stop, nursery.cancel_scope)
         shards = Shards({shard: Peer(path, nursery) for shard, path in boot.shard_sockets.items()}, boot.slots)
         door = open_door(boot, board)
-        live = Live(shards, nursery)
+        live = Live(shards, nursery, boot.settings.limits)
         nursery.start_soon(live.run)
         gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board=board, door=door, live=live)
         server = Server(gateway, create_app(gateway), publish=publish, max_connections=boot.settings.caps.connections)

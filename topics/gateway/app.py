@@ -13,7 +13,7 @@ import trio
 from quart_trio import QuartTrio
 from werkzeug.exceptions import RequestEntityTooLarge
 
-from topics import errors
+from topics import errors, limits
 from topics.errors import TopicsError
 from topics.gateway.bodies import too_large
 from topics.gateway.dispatch import Gateway, finish, shutting_down
@@ -42,7 +42,10 @@ def create_app(gateway: Gateway) -> QuartTrio:
             access_log.debug("%s %s %d h2", request.method, request.path.decode("latin-1"), response.status)
         if response.stream is not None:
             assert gateway.live is not None
-            return to_quart(response, frames_of(response.stream, gateway.live.nursery))
+            assert request.visitor is not None
+            request.visitor.stream = response.stream
+            scope: Any = quart.request.scope
+            return to_quart(response, frames_of(response.stream, gateway.live.nursery, scope["topics.moved"]))
         return to_quart(response)
 
     async def stray(error: Exception) -> quart.Response:
@@ -101,14 +104,24 @@ async def serve_websocket(gateway: Gateway, scope: Any) -> quart.Response | None
         if gateway.draining:
             raise shutting_down()
         principal = identify(scope["topics.visitor"].keys, request.headers.get(b"authorization"))
-        session = WsSession(gateway, live_of(gateway), principal)
+        session = WsSession(gateway, live_of(gateway), principal, scope["topics.moved"])
         slot = gateway.door.streams.take(principal.index)
     except TopicsError as error:
         return to_quart(await finish(request, error_response(error)))
     with slot:
         await quart.websocket.accept()
-        await quart.websocket.close(await session.run(quart.websocket))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(cut_when_stuck, session.over, scope["topics.cut"])
+            await quart.websocket.close(await session.run(quart.websocket))
+            nursery.cancel_scope.cancel()
     return None
+
+
+async def cut_when_stuck(over: trio.Event, cut: Callable[[], None]) -> None:
+    """Hypercorn sends a frame whole, whatever happens. A client that does not take it would never be got rid of."""
+    await over.wait()
+    await trio.sleep(limits.WS_FAREWELL_S)
+    cut()
 
 
 async def no_websocket() -> Response:

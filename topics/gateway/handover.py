@@ -22,6 +22,9 @@ from topics import limits
 from topics.gateway.access import Door
 from topics.gateway.h2 import H2Exchange
 
+SEND_BYTES = 64 * limits.KIB  # of a large frame at once, to see that it moves
+CLOSING_S = 0.1  # how often it is looked whether the client has closed its side
+
 
 def hypercorn_config(body_bytes: int) -> Config:
     config = Config()
@@ -45,7 +48,6 @@ class Handover:
         self._door = door
         self._send_s = send_s
         self._config = hypercorn_config(body_bytes)
-        self._context = WorkerContext(None)
         self._state: LifespanState = {}
         self._lifespan = Lifespan(ASGIWrapper(app), self._config, self._state)
 
@@ -65,7 +67,10 @@ class Handover:
         its timer and its own way of draining (`terminated`) are never used.
         """
         running = 0
+        context = ConnectionContext()
         keys = self._door.connection_key()
+
+        stream: Any = ReplayedStream(sock, data)
 
         def cut() -> None:
             with suppress(OSError):
@@ -76,6 +81,7 @@ class Handover:
             running += 1
             busy(True)
             visitor = scope["topics.visitor"] = self._door.visitor(keys)
+            scope["topics.cut"], scope["topics.moved"] = cut, lambda: stream.sent
             try:
                 if scope["type"] == "http" and scope["http_version"] == "2":
                     exchange = H2Exchange(visitor, receive, send, self._send_s, cut)
@@ -85,12 +91,28 @@ class Handover:
                     await self._app(scope, receive, send)
             finally:
                 visitor.leave()
+                if scope["type"] == "websocket":
+                    context.over.set()
                 running -= 1
                 busy(running > 0)
 
-        stream: Any = ReplayedStream(sock, data)
         state = ConnectionState(self._state.copy())
-        await TCPServer(ASGIWrapper(counted), self._config, self._context, state, stream).run()
+        await TCPServer(ASGIWrapper(counted), self._config, context, state, stream).run()
+
+
+class ConnectionContext(WorkerContext):
+    """Hypercorn sleeps between the pings of a WebSocket, and the connection stays for as long as it does that."""
+
+    def __init__(self) -> None:
+        super().__init__(None)
+        self.over = trio.Event()  # the app is done with the WebSocket
+
+    async def sleep(self, wait: float) -> None:  # type: ignore[override]
+        if self.over.is_set():
+            await trio.sleep(min(wait, CLOSING_S))
+        else:
+            with trio.move_on_after(wait):
+                await self.over.wait()
 
 
 class ReplayedStream:
@@ -100,6 +122,7 @@ class ReplayedStream:
         self.socket = trio.socket.from_stdlib_socket(sock)
         self._stream = trio.SocketStream(self.socket)
         self._data = data
+        self.sent = 0
 
     async def receive_some(self, max_bytes: int) -> bytes:
         if self._data:
@@ -109,7 +132,11 @@ class ReplayedStream:
         return bytes(await self._stream.receive_some(max_bytes))
 
     async def send_all(self, data: bytes) -> None:
-        await self._stream.send_all(data)
+        view = memoryview(data)
+        while view:
+            await self._stream.send_all(view[:SEND_BYTES])
+            self.sent += len(view[:SEND_BYTES])
+            view = view[SEND_BYTES:]
 
     async def send_eof(self) -> None:
         await self._stream.send_eof()

@@ -13,6 +13,7 @@ from topics.errors import TopicsError
 from topics.gateway.feeds import Feeds
 from topics.gateway.shard_calls import Shards
 from topics.gateway.watcher import Watcher
+from topics.limits import Limits
 from topics.rpc.peer import Peer
 
 log = logging.getLogger(__name__)
@@ -37,9 +38,10 @@ class OpenStream(Protocol):
 
 
 class Live:
-    def __init__(self, shards: Shards, nursery: trio.Nursery) -> None:
+    def __init__(self, shards: Shards, nursery: trio.Nursery, bounds: Limits) -> None:
         self.shards = shards
         self.nursery = nursery
+        self.bounds = bounds
         self.feeds = Feeds(shards, nursery)
         self.streams: set[OpenStream] = set()
         self.draining = False
@@ -77,7 +79,7 @@ class Live:
                 for wid in wids:
                     watcher = moved[wid].watcher
                     assert watcher is not None
-                    cursors = {place.topic: (place.seq, place.epoch) for place in watcher.moved}
+                    cursors = watcher.cursors(watcher.moved)
                     watcher.moved.clear()
                     sessions[wid] = (moved[wid].stream_id, cursors)
                     size += len(cursors)
@@ -109,9 +111,3 @@ class Live:
         if failures:
             raise failures[0]
         return found
-
-    async def try_places(self, topics: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-        try:
-            return await self.places(topics)
-        except TopicsError:
-            return {}

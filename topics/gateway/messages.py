@@ -108,11 +108,15 @@ class Sink(Protocol):
 
     stalled: bool
 
+    @property
+    def taken(self) -> int:
+        """Goes up whenever the client takes something."""
+
     def push(self, buffers: list[bytes]) -> None:
         """One frame, while not stalled (a few small ones may come anyway)."""
 
-    async def flush(self) -> None:
-        """Until the client has taken everything. Raises ClientGone."""
+    async def flush_some(self) -> None:
+        """Until the client has taken something more, while stalled. Raises ClientGone."""
 
 
 class Body(Protocol):

@@ -18,6 +18,7 @@ class Phase(Enum):
 
 class Place:
     __slots__ = (
+        "doubt",
         "epoch",
         "feed",
         "head_seq",
@@ -43,6 +44,7 @@ class Place:
         self.late = True  # just connected, or stalled for long: a loss it finds now is `from_seq_too_old`
         self.not_before = 0.0  # the topic's shard is down: look again then
         self.pause_ms = 0
+        self.doubt: int | None = None  # `seq` is what a client says; where to begin if that was never there
 
     @property
     def pair(self) -> bytes:

@@ -2,6 +2,7 @@
 
 import socket
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,30 @@ import trio
 from trio.lowlevel import wait_writable
 
 from topics import limits
-from topics.gateway.messages import ClientGone
+from topics.gateway.messages import ClientGone, Sink
 
 if TYPE_CHECKING:
     from topics.gateway.connection import Connection
 
 END_BUFFER_BYTES = 4 * limits.STREAM_SEND_BUFFER_BYTES
-USER_TIMEOUT_MS = limits.SLOW_CONSUMER_MS
+USER_TIMEOUT_MS = 120_000  # longer than anybody waits for a slow client, which is still to see why it was let go
+
+
+class TooSlow(Exception):
+    """The client has not taken anything for too long."""
+
+
+async def drain(sink: Sink, patience_s: float) -> None:
+    """Until the client has taken its frames, for as long as it takes something now and then.
+
+    Raises TooSlow, ClientGone.
+    """
+    while sink.stalled:
+        taken = sink.taken
+        with trio.move_on_after(patience_s) as patience:
+            await sink.flush_some()
+        if patience.cancelled_caught and sink.taken == taken:
+            raise TooSlow
 
 
 class SocketSink:
@@ -26,6 +44,7 @@ class SocketSink:
 
     def __init__(self, connection: "Connection", *, chunked: bool) -> None:
         self.stalled = False
+        self.taken = 0
         self._sock = connection.sock
         self._chunked = chunked
         self._unsent: deque[memoryview] = deque()
@@ -51,20 +70,20 @@ class SocketSink:
         except OSError:  # full; or the client is gone, which the connection's own task notices
             return 0
 
-    async def flush(self) -> None:
+    async def flush_some(self) -> None:
         unsent = self._unsent
-        while unsent:
-            await wait_writable(self._sock)
-            try:
-                sent = self._sock.send(unsent[0])
-            except BlockingIOError:
-                continue
-            except OSError:
-                raise ClientGone from None
-            unsent[0] = unsent[0][sent:]
-            if not unsent[0]:
-                unsent.popleft()
-        self.stalled = False
+        await wait_writable(self._sock)
+        try:
+            sent = self._sock.send(unsent[0])
+        except BlockingIOError:
+            return
+        except OSError:
+            raise ClientGone from None
+        self.taken += sent
+        unsent[0] = unsent[0][sent:]
+        if not unsent[0]:
+            unsent.popleft()
+        self.stalled = bool(unsent)
 
     def end(self) -> None:
         """Finish in good order as far as the kernel will take it. The caller closes the connection."""
@@ -78,12 +97,14 @@ class SocketSink:
 class QueueSink:
     """Frames for a transport that is fed by an async iterator: the transport's own flow control holds it up."""
 
-    def __init__(self) -> None:
+    def __init__(self, moved: Callable[[], int]) -> None:
+        """`moved` tells how many bytes the transport has sent; frames are large, and we see only that one is sent."""
         self.stalled = False
+        self._moved = moved
         self._frames: deque[bytes] = deque()
         self._bytes = 0
         self._filled = trio.Event()
-        self._emptied = trio.Event()
+        self._taken = trio.Event()
         self._ended = False
 
     def push(self, buffers: list[bytes]) -> None:
@@ -91,30 +112,33 @@ class QueueSink:
         self._frames.append(frame)
         self._bytes += len(frame)
         self.stalled = self._bytes > limits.STREAM_SEND_BUFFER_BYTES
-        if self.stalled and self._emptied.is_set():
-            self._emptied = trio.Event()
         self._filled.set()
 
-    async def flush(self) -> None:
-        while self.stalled:
-            await self._emptied.wait()
+    @property
+    def taken(self) -> int:
+        return self._moved()
+
+    async def flush_some(self) -> None:
+        await self._taken.wait()
 
     def end(self) -> None:
         self._ended = True
         self._filled.set()
 
     async def next(self) -> bytes | None:
-        """The next frame, None after the end. It counts until the one after it is asked for."""
+        """The next frame, None after the end. Who asks has sent the one before."""
+        self._note_taken()
         while not self._frames:
-            self.stalled = False
-            self._emptied.set()
             if self._ended:
                 return None
             self._filled = trio.Event()
             await self._filled.wait()
         frame = self._frames.popleft()
         self._bytes -= len(frame)
-        if self.stalled and self._bytes <= limits.STREAM_SEND_BUFFER_BYTES // 2:
-            self.stalled = False
-            self._emptied.set()
+        self._note_taken()
         return frame
+
+    def _note_taken(self) -> None:
+        self.stalled = self.stalled and self._bytes > limits.STREAM_SEND_BUFFER_BYTES // 2
+        self._taken.set()
+        self._taken = trio.Event()

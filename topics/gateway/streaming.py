@@ -4,7 +4,8 @@ Over HTTP/1 frames go from wherever they arise straight into the socket, and the
 client to go. Over HTTP/2, Quart asks for frames one by one.
 """
 
-from collections.abc import AsyncIterator
+import logging
+from collections.abc import AsyncIterator, Callable
 from typing import TYPE_CHECKING
 
 import trio
@@ -16,6 +17,9 @@ from topics.gateway.sinks import QueueSink, SocketSink
 
 if TYPE_CHECKING:
     from topics.gateway.connection import Connection
+
+
+log = logging.getLogger(__name__)
 
 
 async def stream_to_socket(connection: "Connection", incoming: Incoming, response: Response) -> None:
@@ -40,14 +44,16 @@ async def _end_when_gone(connection: "Connection", scope: trio.CancelScope) -> N
     scope.cancel()
 
 
-async def frames_of(body: Body, nursery: trio.Nursery) -> AsyncIterator[bytes]:
+async def frames_of(body: Body, nursery: trio.Nursery, moved: Callable[[], int]) -> AsyncIterator[bytes]:
     """For Quart. Closed early (the client is gone), the body's task is cancelled."""
-    sink, scope = QueueSink(), trio.CancelScope()
+    sink, scope = QueueSink(moved), trio.CancelScope()
 
     async def run() -> None:
         try:
             with scope:
                 await body.run(sink)
+        except Exception:  # must not end the gateway
+            log.exception("a stream failed")
         finally:
             body.close()
             sink.end()

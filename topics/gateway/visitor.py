@@ -6,6 +6,7 @@ is gone, whatever happened in between.
 """
 
 from topics import limits
+from topics.gateway.messages import Body
 from topics.gateway.slots import RequestSlots, throttled
 from topics.keys import ConnectionKey
 
@@ -19,10 +20,11 @@ class BodyMemory:
 
 
 class Visitor:
-    __slots__ = ("_bytes", "_key", "_memory", "_requests", "keys")
+    __slots__ = ("_bytes", "_key", "_memory", "_requests", "keys", "stream")
 
     def __init__(self, keys: ConnectionKey, requests: RequestSlots, memory: BodyMemory) -> None:
         self.keys = keys
+        self.stream: Body | None = None  # of the answer; a client may be gone before it is even begun
         self._requests = requests
         self._memory = memory
         self._key = -1
@@ -52,3 +54,6 @@ class Visitor:
         if self._bytes:
             self._memory.used -= self._bytes
             self._bytes = 0
+        if self.stream is not None:
+            self.stream.close()
+            self.stream = None

@@ -19,13 +19,15 @@ from topics.core.cursors import decode_id
 from topics.core.watching import Subscription
 from topics.errors import TopicsError
 from topics.gateway import sse
+from topics.gateway.batches import View
 from topics.gateway.feeds import next_pause_ms
 from topics.gateway.live import Live
 from topics.gateway.messages import ClientGone, Refusal, Sink
 from topics.gateway.places import Place
+from topics.gateway.sinks import TooSlow
 from topics.gateway.slots import StreamSlot
 from topics.gateway.statuses import STATUS
-from topics.gateway.watcher import TooSlow, Watcher
+from topics.gateway.watcher import Watcher
 from topics.keys import Principal, authorise
 from topics.rpc.open_calls import Reply, Stream
 
@@ -158,10 +160,11 @@ class WatchStream:
         """A heartbeat if nothing was sent for a while."""
         last = self.watcher.last_sent if self.watcher is not None else self._opened
         if now - last >= self.heartbeat_s and self._sink is not None and not self._sink.stalled:
-            self._sink.push([sse.heartbeat(now_ms)])
-            if self.watcher is not None:
-                self.watcher.last_sent = now
             self._opened = now
+            if self.watcher is not None:
+                self.watcher.push([sse.heartbeat(now_ms)])
+            else:
+                self._sink.push([sse.heartbeat(now_ms)])
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -171,12 +174,11 @@ class WatchStream:
             return
         wanted = session.subscription
         self.heartbeat_s = wanted.heartbeat_ms / 1000
-        starts = await self._starts(session)
         view = self._live.feeds.view_of(wanted)
-        watcher = SseWatcher(self._live.feeds, sse.RENDERER, sink, nursery, self._gave_up, strong=wanted.strong)
+        live = self._live
+        watcher = SseWatcher(live.feeds, sse.RENDERER, sink, nursery, self._gave_up, live.bounds, strong=wanted.strong)
         self.watcher = watcher
-        for topic in wanted.topics:
-            watcher.add(topic, *starts[topic], view)
+        self._begin(watcher, session, view)
         await self._hold(watcher)
 
     async def _wait_for_session(self) -> Session | None:
@@ -206,7 +208,7 @@ class WatchStream:
                 pause_ms = next_pause_ms(pause_ms)
                 await trio.sleep(pause_ms / 1000)
                 try:
-                    await self._attachment.open(cursors_of(watcher.places.values()))
+                    await self._attachment.open(watcher.cursors(watcher.places.values()))
                     pause_ms = 0
                     break
                 except TopicsError as error:
@@ -214,27 +216,19 @@ class WatchStream:
                         self.end(refusal_frame(error))
                         return
 
-    async def _starts(self, session: Session) -> Cursors:
-        """Where each topic begins: where the session stands, rewound to the last id that the client has seen.
+    def _begin(self, watcher: Watcher, session: Session, view: View) -> None:
+        """Each topic where the session stands, rewound to the last id that the client has seen.
 
-        After an unclean end the session may be behind its client; then a later id is believed, up to the head.
+        After an unclean end the session may be behind its client. Then a later id is believed, unless the topic has
+        never been there.
         """
-        starts = dict(session.cursors)
         seen = decode_id(self._last_id, session.subscription.topics) if self._last_id else {}
-        ahead = {}
-        for topic, seq in seen.items():
-            if topic not in starts:
-                continue
-            stands, epoch = starts[topic]
-            if seq < stands:
-                starts[topic] = (seq, epoch)
-            elif seq > stands and not session.clean:
-                ahead[topic] = seq
-        if ahead:
-            for topic, (head_seq, _, epoch) in (await self._live.try_places(ahead)).items():
-                if ahead[topic] <= head_seq and epoch == starts[topic][1]:
-                    starts[topic] = (ahead[topic], epoch)
-        return starts
+        for topic in session.subscription.topics:
+            stands, epoch = session.cursors[topic]
+            seq = seen.get(topic, stands)
+            ahead = seq > stands and not session.clean
+            place = watcher.add(topic, seq if ahead else min(seq, stands), epoch, view)
+            place.doubt = stands if ahead else None
 
     def _gave_up(self, error: Exception) -> None:
         if isinstance(error, TooSlow):
@@ -252,11 +246,7 @@ class WatchStream:
         with trio.move_on_after(DETACH_S) as patience:
             patience.shield = True
             with suppress(TopicsError):  # if it fails, the session goes by the last id that the client has seen
-                await self._attachment.detach(cursors_of(self.watcher.places.values()))
-
-
-def cursors_of(places: Iterable[Place]) -> dict[str, tuple[int, int]]:
-    return {place.topic: (place.seq, place.epoch) for place in places}
+                await self._attachment.detach(self.watcher.cursors(self.watcher.places.values()))
 
 
 def refusal_frame(error: TopicsError) -> bytes:

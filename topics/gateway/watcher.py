@@ -20,14 +20,12 @@ from topics.gateway.batches import Batch, Gap, Renderer, View
 from topics.gateway.feeds import Feeds, next_pause_ms
 from topics.gateway.messages import Sink
 from topics.gateway.places import Phase, Place
+from topics.gateway.sinks import drain
+from topics.limits import Limits
 from topics.rpc.open_calls import Reply
 
 TOO_OLD = "from_seq_too_old"
 LOSSES = frozenset({"cap", "ttl", "mixed"})
-
-
-class TooSlow(Exception):
-    """The client has not taken anything for too long."""
 
 
 class Watcher:
@@ -38,10 +36,13 @@ class Watcher:
         sink: Sink,
         nursery: trio.Nursery,
         give_up: Callable[[Exception], None],
+        bounds: Limits,
         *,
         strong: bool = False,
     ) -> None:
         """`give_up` is told, once, why the reader's worker ended: ClientGone, TooSlow, or a bug."""
+        self._grace_s = bounds.buffer_grace_ms / 1000
+        self._patience_s = bounds.slow_consumer_ms / 1000
         self.places: dict[str, Place] = {}
         self.sink = sink
         self.renderer = renderer
@@ -77,14 +78,19 @@ class Watcher:
         self.moved.discard(place)
 
     def close(self) -> None:
-        """The client is gone, or is to go. What it has not taken whole counts as not sent."""
-        if self.sink.stalled and self._unsent is not None:
-            place, seq = self._unsent
-            place.seq = seq
-            self.moved.add(place)
+        """The client is gone, or is to go."""
         for place in tuple(self.places.values()):
             if place.feed is not None:
                 place.feed.leave(place)
+
+    def cursors(self, places: Iterable[Place]) -> dict[str, tuple[int, int]]:
+        """For the session: what the client has not taken whole counts as not sent."""
+        found = {place.topic: (place.seq, place.epoch) for place in places}
+        if self.sink.stalled and self._unsent is not None:
+            place, seq = self._unsent
+            if place.topic in found:
+                found[place.topic] = (seq, place.epoch)
+        return found
 
     def cursor(self) -> bytes:
         """Where the stream stands, as an id."""
@@ -115,7 +121,7 @@ class Watcher:
         now = trio.current_time()
         if now >= self._next_notice and not self.sink.stalled:
             self._next_notice = now + limits.THROTTLE_NOTICE_EVERY_MS / 1000
-            self.sink.push([self.renderer.throttled(place.topic, wait_ms)])
+            self.push([self.renderer.throttled(place.topic, wait_ms)])
 
     def fall_behind(self, place: Place) -> None:
         """Read for itself from now on, until it is at the head again."""
@@ -143,11 +149,16 @@ class Watcher:
             self._push(place, buffers)
             if self.sink.stalled:
                 self._unsent = (place, before)
-                self._work_on()
 
     def _push(self, place: Place, buffers: list[bytes]) -> None:
+        self.push([*self._id_line(place), *buffers])
+
+    def push(self, buffers: list[bytes]) -> None:
+        """One frame. If the client does not take it, the worker waits for that."""
         self.last_sent = trio.current_time()
-        self.sink.push([*self._id_line(place), *buffers])
+        self.sink.push(buffers)
+        if self.sink.stalled:
+            self._work_on()
 
     def _id_line(self, place: Place) -> Iterable[bytes]:
         return ()
@@ -173,14 +184,13 @@ class Watcher:
             self._working = False
 
     async def _drain(self) -> None:
-        """Wait for a client that does not take its frames, but not for ever."""
+        """Wait for a client that does not take its frames."""
         began = trio.current_time()
-        with trio.move_on_after(limits.SLOW_CONSUMER_MS / 1000) as patience:
-            await self.sink.flush()
-        if patience.cancelled_caught and self.sink.stalled:
-            raise TooSlow
-        self._unsent = None
-        if trio.current_time() - began > limits.BUFFER_GRACE_MS / 1000:
+        await drain(self.sink, self._patience_s)
+        if self._unsent is not None:
+            self.moved.add(self._unsent[0])
+            self._unsent = None
+        if trio.current_time() - began > self._grace_s:
             for place in self.places.values():
                 place.late = True
 
@@ -195,12 +205,26 @@ class Watcher:
             return
         if place.phase is not Phase.BEHIND:
             return
-        place.pause_ms = 0
+        if self._was_misled(place, reply):
+            self._behind.append(place)
+            return
+        before, pause_ms, place.pause_ms = place.seq, place.pause_ms, 0
         self._show(place, reply)
         if self.sink.stalled or place.seq < place.head_seq:
             self._behind.append(place)
-        else:
-            self._go_live(place)
+        elif not self._go_live(place):
+            if place.seq == before:  # it is the feed that has to come here: its shard was lost, or the topic is another
+                self._pause(place, pause_ms)
+            self._behind.append(place)
+
+    def _was_misled(self, place: Place, reply: Reply) -> bool:
+        """Whether the client was never where it said; then it begins where its session stands."""
+        doubt, place.doubt = place.doubt, None
+        gap = reply.head["tombstone"]
+        if doubt is None or not gap or Gap(*gap).reason != RECREATED:
+            return False
+        place.seq = doubt
+        return True
 
     async def _next_behind(self) -> Place | None:
         """The next place to read for. Those whose shard is down are left alone for a while."""
@@ -223,9 +247,12 @@ class Watcher:
         if error.code == errors.TOPIC_NOT_FOUND:
             self.topic_deleted(place)
             return
-        place.pause_ms = next_pause_ms(place.pause_ms)
-        place.not_before = trio.current_time() + place.pause_ms / 1000
+        self._pause(place, place.pause_ms)
         self._behind.append(place)
+
+    def _pause(self, place: Place, last_ms: int) -> None:
+        place.pause_ms = next_pause_ms(last_ms)
+        place.not_before = trio.current_time() + place.pause_ms / 1000
 
     def _show(self, place: Place, reply: Reply) -> None:
         """What a read found: a gap first, then records."""
@@ -251,12 +278,12 @@ class Watcher:
         self._send(place, after, [self.renderer.tombstone(place.topic, gap, earliest_seq, place.head_seq)])
         return after
 
-    def _go_live(self, place: Place) -> None:
+    def _go_live(self, place: Place) -> bool:
         missed = self._feeds.join(place, self._strong)
         if missed is None:
-            self._behind.append(place)
-            return
+            return False
         self._push(place, [self.renderer.caught_up(place.topic, place.head_seq)])
         for batch in missed:
             if place.phase is Phase.LIVE:
                 self.deliver(place, batch)
+        return True

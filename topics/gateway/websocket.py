@@ -16,13 +16,14 @@ import trio
 from topics import errors, limits
 from topics.core.names import check_topic_name
 from topics.core.watching import check_starts, checked_view
-from topics.errors import TopicsError, topic_not_found
+from topics.errors import TopicsError, invalid, topic_not_found
 from topics.gateway import ws_frames
 from topics.gateway.dispatch import Gateway, performance, shutting_down
 from topics.gateway.live import Live
 from topics.gateway.messages import ClientGone
-from topics.gateway.sinks import QueueSink
-from topics.gateway.watcher import TooSlow, Watcher
+from topics.gateway.sinks import QueueSink, TooSlow
+from topics.gateway.visitor import Visitor
+from topics.gateway.watcher import Watcher
 from topics.gateway.ws_frames import Head, Publish, RequestId, Subscribe
 from topics.keys import ADMIN, ROUTE_SCOPES, Principal, authorise
 
@@ -47,15 +48,16 @@ class WsSession:
     wid = ""  # it has no session that outlives it
     stream_id = ""
 
-    def __init__(self, gateway: Gateway, live: Live, principal: Principal) -> None:
+    def __init__(self, gateway: Gateway, live: Live, principal: Principal, moved: Callable[[], int]) -> None:
         self._gateway = gateway
         self._live = live
         self._principal = principal
-        self._sink = QueueSink()
-        self._over = trio.Event()
+        self._sink = QueueSink(moved)
+        self.over = trio.Event()  # it is to end; frames that are being sent may hold it up
         self._code = NORMAL
         self._publishing: dict[str, trio.Event] = {}  # by topic: the last publish under way
         self._busy = trio.Semaphore(limits.WS_COMMANDS_MAX)
+        self._keys = gateway.door.connection_key()
         self.watcher: Watcher | None = None
 
     async def run(self, socket: Socket) -> int:
@@ -63,10 +65,11 @@ class WsSession:
         self._live.streams.add(self)
         try:
             async with trio.open_nursery() as nursery:
-                self.watcher = Watcher(self._live.feeds, ws_frames.RENDERER, self._sink, nursery, self._gave_up)
+                feeds, bounds = self._live.feeds, self._live.bounds
+                self.watcher = Watcher(feeds, ws_frames.RENDERER, self._sink, nursery, self._gave_up, bounds)
                 nursery.start_soon(self._receive, socket, nursery)
                 nursery.start_soon(self._send, socket)
-                await self._over.wait()
+                await self.over.wait()
                 nursery.cancel_scope.cancel()
         finally:
             self._live.streams.discard(self)
@@ -81,9 +84,9 @@ class WsSession:
         """Hypercorn sends the pings."""
 
     def _end(self, code: int) -> None:
-        if not self._over.is_set():
+        if not self.over.is_set():
             self._code = code
-            self._over.set()
+            self.over.set()
 
     def _gave_up(self, error: Exception) -> None:
         if isinstance(error, TooSlow):
@@ -102,8 +105,10 @@ class WsSession:
 
     async def _reply(self, frame: bytes) -> None:
         """Answers to commands wait for a client that does not read, and so do its next commands."""
-        await self._sink.flush()
-        self._sink.push([frame])
+        while self._sink.stalled:
+            await self._sink.flush_some()
+        assert self.watcher is not None
+        self.watcher.push([frame])
 
     # --- commands in ------------------------------------------------------------------------------------------------
 
@@ -112,14 +117,18 @@ class WsSession:
             message = await socket.receive()
             await self._busy.acquire()
             started = perf_counter_ns()
+            memory = self._gateway.door.visitor(self._keys)
             try:
-                head = ws_frames.decode_head(_text(message), self._gateway.limits)
+                text = _text(message)
+                memory.reserve(len(text))
+                head = ws_frames.decode_head(text, self._gateway.limits)
             except TopicsError as error:
                 self._busy.release()
+                memory.leave()
                 await self._reply(ws_frames.error(_request_id(message), error))
                 continue
-            run = self._prepare(head, _text(message), started)
-            nursery.start_soon(self._run, head.request_id, run)
+            run = self._prepare(head, text, started)
+            nursery.start_soon(self._run, head.request_id, run, memory)
 
     def _prepare(self, head: Head, message: bytes, started: int) -> Callable[[], Awaitable[None]]:
         """What a command will do. A publish takes its turn here, in the order of arrival."""
@@ -136,7 +145,7 @@ class WsSession:
         act = self._subscribe if head.op == "subscribe" else self._unsubscribe
         return lambda: act(head.request_id, message)
 
-    async def _run(self, request_id: RequestId, act: Callable[[], Awaitable[None]]) -> None:
+    async def _run(self, request_id: RequestId, act: Callable[[], Awaitable[None]], memory: Visitor) -> None:
         try:
             if self._gateway.draining:
                 raise shutting_down()
@@ -148,12 +157,15 @@ class WsSession:
             failure = TopicsError(errors.INTERNAL, "internal error; see the server's log")
             await self._reply(ws_frames.error(request_id, failure))
         finally:
+            memory.leave()
             self._busy.release()
 
     async def _subscribe(self, request_id: RequestId, message: bytes) -> None:
         command: Subscribe = ws_frames.decode_command("subscribe", message, self._gateway.limits)
         bounds = self._gateway.limits
         starts = check_starts(command.starts(), bounds)
+        if not starts:
+            raise invalid("topics must name at least one topic", field="topics")
         authorise(self._principal, SUBSCRIBE, *starts)
         view = self._live.feeds.view_of(checked_view(command, bounds))
         found = await self._live.places(starts)
@@ -192,10 +204,10 @@ class WsSession:
         self, request_id: RequestId, command: Publish, started: int, before: trio.Event | None, mine: trio.Event
     ) -> None:
         try:
+            if before is not None:
+                await before.wait()  # also before a refusal: what comes next must not overtake what was before
             name = check_topic_name(command.topic)
             authorise(self._principal, CONFIGURE if command.configures else PUBLISH, name)
-            if before is not None:
-                await before.wait()
             reply = await self._live.shards.call(name, "append", self._append_head(command), command.body())
         finally:
             mine.set()

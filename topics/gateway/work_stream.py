@@ -19,6 +19,7 @@ from topics.gateway import sse
 from topics.gateway.feeds import next_pause_ms
 from topics.gateway.live import Live
 from topics.gateway.messages import ClientGone, Sink
+from topics.gateway.sinks import TooSlow, drain
 from topics.gateway.slots import StreamSlot
 from topics.gateway.statuses import STATUS
 from topics.gateway.watcher import Watcher
@@ -102,6 +103,9 @@ class WorkStream:
             except ClientGone:
                 self.end()
                 return
+            except TooSlow:
+                self.end(sse.RENDERER.error(408, TOO_SLOW))
+                return
             except TopicsError as error:
                 if error.code not in LATER:
                     self.end(sse.RENDERER.error(STATUS[error.code], error.message))
@@ -115,12 +119,7 @@ class WorkStream:
         assert self._call is not None and self._sink is not None
         async for item in self._call:
             self._push(list(_frames(item)))
-            if self._sink.stalled:
-                with trio.move_on_after(limits.SLOW_CONSUMER_MS / 1000) as patience:
-                    await self._sink.flush()
-                if patience.cancelled_caught:
-                    self.end(sse.RENDERER.error(408, TOO_SLOW))
-                    await trio.sleep_forever()
+            await drain(self._sink, self._live.bounds.slow_consumer_ms / 1000)
 
     def _push(self, frames: list[bytes]) -> None:
         assert self._sink is not None
