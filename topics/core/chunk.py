@@ -75,11 +75,13 @@ class Chunk:
     def extend(self, block: Block) -> int:
         """Append `block` to the open tail; the bytes that added."""
         assert self.open and self.block is not None
-        sizes = block.sizes()
-        added = block.size
+        added, count = block.size, len(block.ends)
         self.block.extend(block)  # also grows self.ts, which is the block's own column
-        self.sizes.extend(sizes)
-        self.live += len(sizes)
+        if count == 1:
+            self.sizes.append(added)
+        else:
+            self.sizes.extend(block.sizes())
+        self.live += count
         self.live_bytes += added
         self.tagged = self.tagged or bool(block.tags)
         return added

@@ -64,6 +64,12 @@ class Appended(msgspec.Struct, frozen=True):
     key: bytes  # digest of the idempotency key, or empty
     blocks: list[Block]
 
+    @property
+    def size(self) -> int:
+        """What its records count for in `bytes`. To be asked before it is applied: a tail's block goes on growing."""
+        blocks = self.blocks
+        return blocks[0].size if len(blocks) == 1 else sum([block.size for block in blocks])
+
 
 class RecordsDeleted(msgspec.Struct, frozen=True):
     """Everything below `before_seq` (0: nothing by position) and the seqs in `ranges` (a match, already resolved).

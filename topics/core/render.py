@@ -14,6 +14,8 @@ _SEQ = b'{"$seq":'
 
 def render_blocks(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> list[Block]:
     """The blocks of one append. Every record gets the same `ts`; seqs are contiguous from `first_seq`."""
+    if len(records) == 1:
+        return [_one(records[0], node, first_seq, ts)]
     columns = _plain(records, node, first_seq, ts) or _mixed(records, node, first_seq, ts)
     texts, data_offs, meta_lens, tags, nodes = columns
     blocks = []
@@ -60,17 +62,35 @@ def _mixed(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: in
             name = quoted(record.node)
             mid = stamp + b',"$node":' + name
         head = b'{"$seq":%d%b' % (seq, mid)
-        meta = bytes(record.meta)
-        if meta and meta != b"null":
-            texts.append(b'%b,"data":%b,"meta":%b}' % (head, record.data, meta))
-            meta_lens.append(len(meta))
-        else:
-            texts.append(b'%b,"data":%b}' % (head, record.data))
-            meta_lens.append(0)
+        text, meta_len = _closed(head, record)
+        texts.append(text)
+        meta_lens.append(meta_len)
         data_offs.append(len(head))
         tags.append(quoted(record.tag) if record.tag is not None else b"")
         nodes.append(name)
     return texts, data_offs, meta_lens, tags, nodes
+
+
+def _one(record: RecordIn, node: str | None, seq: int, ts: int) -> Block:
+    """A write of one record: the columns would cost several times as much as its text."""
+    node = record.node if record.node is not None else node
+    head = b'{"$seq":%d,"$ts":%d' % (seq, ts)
+    name = b""
+    if node is not None:
+        name = quoted(node)
+        head += b',"$node":' + name
+    text, meta_len = _closed(head, record)
+    tag = quoted(record.tag) if record.tag is not None else b""
+    return Block.of_one(seq, ts, text, len(head), meta_len, tag, name)
+
+
+def _closed(head: bytes, record: RecordIn) -> tuple[bytes, int]:
+    """A record's text, which begins with `head`, and the length of its meta."""
+    if len(record.meta):
+        meta = bytes(record.meta)
+        if meta != b"null":
+            return b'%b,"data":%b,"meta":%b}' % (head, record.data, meta), len(meta)
+    return b'%b,"data":%b}' % (head, record.data), 0
 
 
 def _cuts(texts: Sequence[bytes]) -> list[tuple[int, int]]:

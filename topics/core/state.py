@@ -148,7 +148,7 @@ def decide_append(
         blocks = render_blocks(request.records, request.node, topic.next_seq, ts)
     assert blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts
     if topic.config.discard == "reject":
-        _check_room(topic, len(request.records), sum(block.size for block in blocks))
+        _check_room(topic, len(request.records), sum([block.size for block in blocks]))
     return Appended(topic.id, topic.epoch, ts, topic.next_seq, len(request.records), key, blocks)
 
 

@@ -55,14 +55,14 @@ class SyncTimes:
         self.buckets = [0] * (len(BUCKETS_US) + 1)
         self.count = 0
         self.sum_us = 0
-        self.last_ms = 0.0
+        self.last_us = 0
 
     def add(self, seconds: float) -> None:
         micros = int(seconds * 1_000_000)
         self.buckets[next((i for i, bound in enumerate(BUCKETS_US) if micros <= bound), len(BUCKETS_US))] += 1
         self.count += 1
         self.sum_us += micros
-        self.last_ms = seconds * 1000
+        self.last_us = micros
 
 
 class Committer:

@@ -89,6 +89,8 @@ class Engine:
 
     def expire(self, topic: Topic) -> None:
         """Let go what has expired by now. The next checkpoint has to store that it did, before its files go."""
+        if not topic.config.ttl_ms:
+            return
         before, records, size = topic.evicted.ttl_seq, topic.count, topic.bytes
         topic.expire(self.now())
         if topic.evicted.ttl_seq != before:
@@ -271,7 +273,7 @@ class Engine:
 
     def _admit(self, new_topics: int, topic: Topic, event: Appended) -> None:
         """Refuse what the disk, the queue or the quota has no room for, before a seq is taken."""
-        size = sum(len(block.text) + 32 * len(block) for block in event.blocks)
+        size = event.size + 32 * event.count
         if self.space_bytes is not None and 2 * size + limits.SPACE_RESERVE_BYTES > self.space_bytes:
             raise disk_full(self.space_bytes)
         if not self.log.has_room(size):
@@ -309,10 +311,10 @@ class Engine:
         last_seq = topic.next_seq - 1
         durability = topic.config.durability
         gate = durability == "fsync" or (durability == "disk" and self._needs_reserve(topic, last_seq))
-        settle = self._pend(topic, event) if gate or topic.pending else None
+        size = self._pend(topic, event) if gate or topic.pending else None
 
         def finish(_: Any) -> None:
-            retries = settle() if settle is not None else ()
+            retries = self._settle(topic, event, size) if size is not None else ()
             self.register.set(topic.cell, last_seq)
             done(Appending(name, first_seq, count, topic.head_seq, False, False))
             for retry in retries:
@@ -324,23 +326,23 @@ class Engine:
         else:
             self._log(topic, event, gate, finish, fail)
 
-    def _pend(self, topic: Topic, event: Appended) -> Callable[[], Retries]:
-        """Count a write that has to wait against caps and keys; calling the result ends that and gives its retries."""
-        size = sum(block.size for block in event.blocks)
+    def _pend(self, topic: Topic, event: Appended) -> int:
+        """Count a write that has to wait against caps and keys, until it is settled; its size."""
+        size = event.size
         topic.pending_records += event.count
         topic.pending_bytes += size
         self.holdings.pended(topic, size)
         if event.key:
             topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
             topic.pending_keys[event.key] = []
+        return size
 
-        def settle() -> Retries:
-            topic.pending_records -= event.count
-            topic.pending_bytes -= size
-            self.holdings.pended(topic, -size)
-            return topic.pending_keys.pop(event.key, []) if event.key and topic.pending_keys is not None else []
-
-        return settle
+    def _settle(self, topic: Topic, event: Appended, size: int) -> Retries:
+        """It waits no more; the retries that waited for it."""
+        topic.pending_records -= event.count
+        topic.pending_bytes -= size
+        self.holdings.pended(topic, -size)
+        return topic.pending_keys.pop(event.key, []) if event.key and topic.pending_keys is not None else []
 
     def _apply_resident(self, topic: Topic, event: Event) -> Any:
         """An event that never reaches the log; its position is that of the topic's last logged event."""
@@ -380,7 +382,7 @@ class Engine:
         def finish(topic: Topic) -> None:
             if config.durability == "ephemeral":
                 self._apply_resident(topic, event)
-            retries = settle()
+            retries = self._settle(topic, event, size)
             self.register.set(topic.cell, last_seq)
             done(Appending(name, event.first_seq, event.count, topic.head_seq, True, False))
             for retry in retries:
@@ -389,7 +391,7 @@ class Engine:
 
         topic = self._create(created, both, finish, fail)
         topic.next_seq = last_seq + 1
-        settle = self._pend(topic, event)
+        size = self._pend(topic, event)
 
     def _create(self, created: TopicCreated, event: Event, done: Done, fail: Fail) -> Topic:
         """Bring a topic into being. It takes seqs at once, but nobody sees it before it is durable."""

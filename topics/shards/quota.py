@@ -98,7 +98,7 @@ class BoardQuota(Quota):
             return
         size = growth = 0
         if self._max_bytes and write is not None:
-            size = sum(block.size for block in write.blocks)
+            size = write.size
             growth = grows_by(topic, write.count, size)
         counts_topics = new_topics > 0 and self._max_topics > 0
         if not counts_topics and growth <= 0:

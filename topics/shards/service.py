@@ -320,10 +320,10 @@ class Service:
 
     # --- measuring ------------------------------------------------------------------------------------------------
 
-    def log_times(self, waited_ms: float, *, synced: bool) -> dict[str, float]:
+    def log_times(self, waited_us: int, *, synced: bool) -> dict[str, float]:
         """`fsync_ms` is of durable topics only, as the API says, though others' control events are synced as well."""
-        sync_ms = min(self._committer.sync_times.last_ms, waited_ms) if synced else 0.0
-        return {"wal_append_ms": round(waited_ms - sync_ms, 3), "fsync_ms": round(sync_ms, 3)}
+        sync_us = min(self._committer.sync_times.last_us, waited_us) if synced else 0
+        return {"wal_append_ms": (waited_us - sync_us) / 1000, "fsync_ms": sync_us / 1000}
 
 
 def _takes_long(body: bytes) -> bool:
@@ -365,5 +365,5 @@ class _Timer:
         self._start = service._engine.clock.monotonic_ns()
 
     def perf(self, *, synced: bool) -> dict[str, float]:
-        waited_ms = (self._service._engine.clock.monotonic_ns() - self._start) / 1e6
-        return self._service.log_times(waited_ms, synced=synced)
+        waited_us = (self._service._engine.clock.monotonic_ns() - self._start) // 1000
+        return self._service.log_times(waited_us, synced=synced)
