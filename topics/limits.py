@@ -142,6 +142,10 @@ WATCH_COLLECT_MS = 100  # sessions that are over are looked for this often
 WATCH_COLLECT_MAX = 1000  # and so many are removed at a time
 WATCH_SAVE_BYTES = 1 * MIB  # of cursors that a stopping shard stores in one write
 
+# --- routers ------------------------------------------------------------------------------------------------------
+CONTROL_LOCK_MS = 10_000  # a change of routers waits this long for others that are being made
+CONTROL_LOCK_RETRY_MS = 2
+
 # --- the board ----------------------------------------------------------------------------------------------------
 BOARD_LOCK_MS = 250  # the lock is held for microseconds; longer than this, its holder has been stopped
 BOARD_LOCK_RETRY_US = 50

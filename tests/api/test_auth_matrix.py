@@ -33,6 +33,10 @@ SCOPES = {
     "POST /v0/topics/:topic/ack": WRITE,
     "POST /v0/topics/:topic/nack": WRITE,
     "POST /v0/topics/:topic/extend": WRITE,
+    "GET /v0/routers": READ,
+    "GET /v0/routers/:router": READ,
+    "DELETE /v0/routers/:router": DELETE,
+    "PUT /v0/routers/:router": ADMIN,
     "GET /v0/metrics": READ,
     "POST /v0/watch": READ,
     "GET /v0/watch/:wid": READ,
@@ -55,7 +59,7 @@ BODIES = {
 }
 WID = "wid_" + "A" * 22
 # What a route says that let the caller in, besides 200 and 201.
-BEYOND_THE_DOOR = {(404, "topic_not_found"), (404, "not_found"), (426, "invalid_request")}
+BEYOND_THE_DOOR = {(404, "topic_not_found"), (404, "not_found"), (404, "router_not_found"), (426, "invalid_request")}
 
 
 def title(route: Route) -> str:
@@ -85,11 +89,13 @@ def ask(http: httpx.Client, route: Route, name: str, headers: dict[str, str]) ->
     body = BODIES.get(title(route))
     if title(route) == "POST /v0/watch":
         body = {"topics": {name: {}}}
+    if title(route) == "PUT /v0/routers/:router":
+        body = {"source": f"{name}.source", "dest": f"{name}.dest"}
     return http.request(route.method, path_of(route, name), json=body, headers=headers)
 
 
 def path_of(route: Route, name: str) -> str:
-    return route.template.replace(":topic", name).replace(":wid", WID)
+    return route.template.replace(":topic", name).replace(":router", name).replace(":wid", WID)
 
 
 def refused(answer: httpx.Response, status: int, code: str) -> bool:
@@ -118,7 +124,7 @@ def test_scopes_and_prefixes(http, route):
     for scopes, prefixes, name in product(SCOPE_SETS, PREFIXES, (INSIDE, OUTSIDE)):
         answer = ask(http, route, name, {"authorization": f"Bearer {secret(scopes, prefixes)}"})
         may = wanted is None or not wanted & ~scopes
-        if ":topic" in route.template or title(route) == "POST /v0/watch":
+        if ":topic" in route.template or ":router" in route.template or title(route) == "POST /v0/watch":
             may = may and name.startswith(prefixes)
         served = answer.status_code in (200, 201) or (
             (answer.status_code, answer.json()["error"]["code"]) in BEYOND_THE_DOOR

@@ -40,7 +40,7 @@ def test_found(method, path, template, name):
 @pytest.mark.parametrize(
     "path",
     ["/", "", "*", "/v0", "/v0/", "/v0/topics/", "/v0/topics/a/", "/v0/topics//diff", "/v0/topics/a/b", "//v0/topics",
-     "/V0/topics", "/v1/topics", "/v0/topics/a/diff/x", "/v0/%2F", "/v0/routers", "/v0/watch/", "/v0/topics/a/x"],
+     "/V0/topics", "/v1/topics", "/v0/topics/a/diff/x", "/v0/%2F", "/v0/routers/", "/v0/watch/", "/v0/topics/a/x"],
 )  # fmt: skip
 def test_not_found(path):
     with pytest.raises(TopicsError) as refused:

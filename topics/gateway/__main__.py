@@ -20,6 +20,7 @@ from topics import logs
 from topics.board import Board
 from topics.gateway.access import Door
 from topics.gateway.app import create_app
+from topics.gateway.control import ControlLock
 from topics.gateway.dispatch import Gateway
 from topics.gateway.live import Live
 from topics.gateway.server import Server
@@ -95,7 +96,17 @@ async def serve(boot: GatewayBoot) -> None:
         door = open_door(boot, board)
         live = Live(shards, nursery, boot.settings.limits)
         nursery.start_soon(live.run)
-        gateway = Gateway(shards, ROUTES, boot.settings.limits, boot.started_ms, board=board, door=door, live=live)
+        gateway = Gateway(
+            shards,
+            ROUTES,
+            boot.settings.limits,
+            boot.started_ms,
+            board=board,
+            door=door,
+            live=live,
+            control=ControlLock(os.path.dirname(boot.board)),
+            max_routers=boot.settings.caps.routers,
+        )
         server = Server(gateway, create_app(gateway), publish=publish, max_connections=boot.settings.caps.connections)
 
         def health(call: Call) -> None:

@@ -17,6 +17,7 @@ from topics.board import Board, Phase
 from topics.errors import TopicsError
 from topics.gateway import bodies
 from topics.gateway.access import Door
+from topics.gateway.control import ControlLock
 from topics.gateway.live import Live
 from topics.gateway.messages import ClientGone, Request, Response
 from topics.gateway.routing import Route, Routes
@@ -42,6 +43,8 @@ class Gateway:
     first_ready: bool = False  # every shard has been ready once
     polls: set[trio.CancelScope] = field(default_factory=set)  # long-polls that a drain ends early
     live: Live | None = None
+    control: ControlLock | None = None  # for changes of routers
+    max_routers: int = 0
 
     def drain(self) -> None:
         """From now on requests are refused; those under way finish, long-polls at once."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import msgspec
 
 from topics import limits
-from topics.errors import TopicsError, invalid
+from topics.errors import invalid
 from topics.gateway.dispatch import Gateway
 from topics.gateway.messages import Request, Response
 from topics.gateway.routing import Route
@@ -55,15 +55,11 @@ async def list_topics(gateway: Gateway, request: Request) -> Response:
         "touch": request.flag("touch", False),
         "prefixes": request.principal.prefixes,
     }
-    pages: list[Reply] = []
-    for answer in (await gateway.shards.call_all("list", head)).values():
-        if isinstance(answer, TopicsError):
-            raise answer
-        pages.append(answer)
-    return _merge(pages, size)
+    return merge_pages("topics", await gateway.shards.ask_all("list", head), size)
 
 
-def _merge(pages: list[Reply], size: int) -> Response:
+def merge_pages(member: str, pages: list[Reply], size: int) -> Response:
+    """One page out of those of all shards."""
     names: list[str] = []
     entries: list[bytes] = []
     more = False
@@ -74,7 +70,7 @@ def _merge(pages: list[Reply], size: int) -> Response:
         names.append(name)
         entries.append(entry)
     more = more or any(page.head["more"] for page in pages)
-    body = b'{"topics":[' + b",".join(entries) + b"]"
+    body = b'{"%b":[%b]' % (member.encode(), b",".join(entries))
     if more and names:
         body += b',"next_cursor":"%b"' % encode_cursor(names[-1]).encode()
     return Response(body, 200, {})

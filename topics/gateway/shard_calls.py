@@ -57,3 +57,12 @@ class Shards:
             for shard, peer in self.peers.items():
                 nursery.start_soon(ask, shard, peer)
         return dict(sorted(answers.items()))
+
+    async def ask_all(self, method: str, head: Mapping[str, Any]) -> list[Reply]:
+        """Ask every shard at once; raises if one of them did not answer, so that no answer is ever partial."""
+        replies: list[Reply] = []
+        for answer in (await self.call_all(method, head)).values():
+            if isinstance(answer, TopicsError):
+                raise answer
+            replies.append(answer)
+        return replies

@@ -1,12 +1,13 @@
 """All routes of the API: the one table from which the hot path and the Quart app are made."""
 
-from topics.gateway import list_route, metrics, probes, queue_routes, topic_routes, watch_routes
+from topics.gateway import list_route, metrics, probes, queue_routes, router_routes, topic_routes, watch_routes
 from topics.gateway.routing import Routes
 
 ROUTES = Routes(
     (
         *topic_routes.ROUTES,
         *queue_routes.ROUTES,
+        *router_routes.ROUTES,
         *list_route.ROUTES,
         *probes.ROUTES,
         *metrics.ROUTES,

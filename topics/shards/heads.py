@@ -93,6 +93,38 @@ class ListHead(msgspec.Struct, frozen=True):
     touch: bool = False
 
 
+class RouterHead(msgspec.Struct, frozen=True):
+    name: str
+    dest_gone: bool = False  # its destination was removed
+
+
+class RouterPutHead(msgspec.Struct, frozen=True):
+    name: str
+    generation: Count
+
+
+class RouterPageHead(msgspec.Struct, frozen=True):
+    after: str = ""
+    prefix: str = ""
+    limit: Count = limits.LIST_PAGE_DEFAULT
+    prefixes: tuple[str, ...] | None = None  # those the caller may see; none: all
+    source: str | None = None
+    dest: str | None = None
+
+
+class LinkHead(msgspec.Struct, frozen=True):
+    name: str
+    generation: Count
+    source: str
+    dest: str
+
+
+class UnlinkHead(msgspec.Struct, frozen=True):
+    names: tuple[str, ...]
+    generation: Count
+    dest: str
+
+
 class MetricsHead(msgspec.Struct, frozen=True):
     topics: Count = 0  # rows at most
     prefixes: tuple[str, ...] | None = None

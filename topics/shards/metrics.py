@@ -46,6 +46,7 @@ def collect(
         "by_class": dict(totals.by_class),
         "queues": totals.queues,
         "leases": totals.leases,
+        "routers": engine.holdings.routers,
         "records_live": totals.records,
         "bytes_live": totals.bytes,
         "idempotency_keys": engine.state.keys,

@@ -32,6 +32,7 @@ class Holdings:
         self.records = sum(topic.count for topic in topics)
         self.bytes = sum(topic.bytes for topic in topics)
         self.sessions = 0  # watch sessions, also those on their way to disk
+        self.routers = 0
         self.sessions_leaving = 0  # removed, but not durably yet
         self.pending_bytes = 0  # of writes that were admitted and wait for their sync
 
@@ -128,6 +129,7 @@ class BoardQuota(Quota):
         held, slot = self._held, self._slot
         slot.set("topics", held.topics)
         slot.set("sessions", held.sessions + held.sessions_leaving)
+        slot.set("routers", held.routers)
         slot.set("records_live", held.records)
         slot.set("bytes_live", held.bytes + held.pending_bytes)
         slot.set("counted", 1)

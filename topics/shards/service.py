@@ -15,12 +15,13 @@
     metrics     topics (rows at most), prefixes               see metrics.py
     checkpoint
     watch.…     see sessions.py
+    router…     see routers.py, links.py
 
 Bodies are the client's bytes, untouched. An open fragment is a JSON object without its closing brace (replies.py).
 `perf` holds the fields of the reply's `performance` object that only the shard knows.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from math import inf
 from typing import Any
@@ -56,10 +57,13 @@ from topics.shards.heads import (
     TopicHead,
     read_head,
 )
+from topics.shards.links import METHODS as LINK_METHODS
 from topics.shards.polls import Polls
 from topics.shards.queues import METHODS as QUEUE_METHODS
 from topics.shards.queues import Queues
 from topics.shards.reader import BlockReader
+from topics.shards.routers import METHODS as ROUTER_METHODS
+from topics.shards.routers import Routers
 from topics.shards.scheduler import Scheduler
 from topics.shards.sessions import METHODS as WATCH_METHODS
 from topics.shards.sessions import Sessions
@@ -69,19 +73,24 @@ METHODS = (
     *("put", "state", "list", "remove", "append", "diff", "follow", "places", "delete"),
     *WATCH_METHODS,
     *QUEUE_METHODS,
+    *ROUTER_METHODS,
+    *LINK_METHODS,
 )
 
 
 class Service:
     """The handlers of a shard that has recovered."""
 
-    def __init__(self, store: Store, committer: Committer, sessions: Sessions, queues: Queues) -> None:
+    def __init__(
+        self, store: Store, committer: Committer, sessions: Sessions, queues: Queues, routers: Routers
+    ) -> None:
         self._store = store
         self._engine = store.engine
         self._committer = committer
         self.reader = BlockReader(store)
         self.sessions = sessions
         self.queues = queues
+        self.routers = routers
         queues.open(self.reader, self.log_times)
         self.polls = Polls()
         self.bodies = Bodies()
@@ -103,6 +112,7 @@ class Service:
             "delete": self._writes(self.delete),
             **{method: self._writes(handler) for method, handler in self.sessions.handlers().items()},
             **{method: self._writes(handler) for method, handler in self.queues.handlers().items()},
+            **{method: self._writes(handler) for method, handler in self.routers.handlers().items()},
         }
 
     def _writes(self, handler: Handler) -> Handler:
@@ -165,11 +175,17 @@ class Service:
         topic = self._engine.state.topics.get(name)
         durable = topic is not None and topic.config.durable
 
-        def done(removed: bool) -> None:
-            body = replies.opened({"topic": name, "deleted": removed, "routers_removed": []})
+        def done(removed: bool, routers: Sequence[str] = ()) -> None:
+            body = replies.opened({"topic": name, "deleted": removed, "routers_removed": routers})
             call.reply({"deleted": removed, "perf": clock.perf(synced=removed and durable)}, body)
 
-        self._engine.remove_topic(name, head.if_empty, done, call.fail)
+        async def remove_with_routers(topic: Topic) -> None:
+            done(*await self.routers.remove_topic(topic, head.if_empty))
+
+        if topic is not None and self.routers.touches(topic):
+            call.run(remove_with_routers, topic)
+        else:
+            self._engine.remove_topic(name, head.if_empty, done, call.fail)
 
     # --- append ---------------------------------------------------------------------------------------------------
 

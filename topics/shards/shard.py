@@ -27,6 +27,7 @@ from topics.shards.metrics import Totals, collect
 from topics.shards.peers import Peers
 from topics.shards.queues import Queues
 from topics.shards.recovery import Progress, recover
+from topics.shards.routers import Routers
 from topics.shards.service import METHODS, Service
 from topics.shards.sessions import Sessions
 from topics.shards.slices import in_slices
@@ -154,6 +155,7 @@ class Shard:
             nursery.start_soon(self.service.sessions.keep_collecting)
             nursery.start_soon(self.service.scheduler.run)
             nursery.start_soon(self.service.queues.run)
+            nursery.start_soon(self.service.routers.run)
             nursery.start_soon(self._fail_when_poisoned)
             nursery.start_soon(self._keep_slot)
             await stop.wait()
@@ -178,24 +180,24 @@ class Shard:
                 committer.kick()
 
         gc.disable()  # nothing that recovery makes is garbage
-        store, sessions, queues = await trio.to_thread.run_sync(self._bring_back, note, wake)
+        store, sessions, queues, routers = await trio.to_thread.run_sync(self._bring_back, note, wake)
         store.engine.space_bytes = self._files.free_bytes()
         if self._slot is not None:
             self._slot.open(store.engine)
         self.store = store
         committer = self.committer = Committer(store, self._poison, self._threads)
-        self.service = Service(store, committer, sessions, queues)
+        self.service = Service(store, committer, sessions, queues, routers)
         self._served = self.service.handlers()
         gc.freeze()
         gc.enable()
         self.ready.set()
 
-    def _bring_back(self, note: Progress, wake: Callable[[], None]) -> tuple[Store, Sessions, Queues]:
+    def _bring_back(self, note: Progress, wake: Callable[[], None]) -> tuple[Store, Sessions, Queues, Routers]:
         """In a thread."""
         store = recover(
             self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake
         )
-        return store, Sessions(store), Queues(store, self._peers)
+        return store, Sessions(store), Queues(store, self._peers), Routers(store, self._peers)
 
     def _poison(self, reason: str) -> None:
         log.error("the log failed, no more writes are taken: %s", reason)

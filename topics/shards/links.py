@@ -1,0 +1,99 @@
+"""The destination's side of routers: which ones lead here.
+
+    method          head
+    derived.link    name, generation, source, dest
+    derived.unlink  names, generation, dest
+
+A link is durable before its router is defined, and goes before the definition does. A crash in between leaves a link
+whose router is not there: it forwards nothing and is in nobody's way. The next put of that name writes it again, and
+it goes with its topic.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+
+from topics import errors
+from topics.rpc.calls import Call, Handler
+from topics.shards.book import Book
+from topics.shards.heads import LinkHead, UnlinkHead, read_head
+from topics.shards.store import Store
+from topics.shards.waiting import wait_for
+
+NAME = "$links"
+METHODS = ("derived.link", "derived.unlink")
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Link(msgspec.Struct, frozen=True, array_like=True):
+    """How the book has it."""
+
+    generation: int
+    source: str
+    dest: str
+    dest_id: int
+
+
+class Links:
+    def __init__(self, store: Store) -> None:
+        """Reads the book, so it is for recovery's thread; everything else is for the loop."""
+        self._engine = store.engine
+        self._book = Book(store, NAME)
+        self._links: dict[str, Link] = {}
+        self._by_dest: dict[int, set[str]] = defaultdict(set)  # topic id → routers
+        for name, entry in self._book.load():
+            self._note(name, msgspec.msgpack.decode(entry, type=Link))
+
+    def handlers(self) -> Mapping[str, Handler]:
+        return dict(zip(METHODS, (self._on_link, self._on_unlink), strict=True))
+
+    def into(self, topic_id: int) -> dict[str, Link]:
+        """The routers that lead to a topic, by name."""
+        return {name: self._links[name] for name in sorted(self._by_dest.get(topic_id, ()))}
+
+    def _note(self, name: str, link: Link) -> None:
+        self._drop(name)
+        self._links[name] = link
+        self._by_dest[link.dest_id].add(name)
+
+    def _drop(self, name: str) -> None:
+        link = self._links.pop(name, None)
+        if link is not None:
+            self._by_dest[link.dest_id].discard(name)
+            if not self._by_dest[link.dest_id]:
+                del self._by_dest[link.dest_id]
+
+    def _on_link(self, call: Call) -> None:
+        async def run() -> None:
+            await self.link(read_head(call.head, LinkHead))
+            call.reply({})
+
+        call.run(run)
+
+    async def link(self, head: LinkHead) -> None:
+        """Until it is durable. Raises `topic_not_found`."""
+        dest = self._engine.state.find(head.dest)
+        link = Link(head.generation, head.source, head.dest, dest.id)
+        if self._links.get(head.name) != link:
+            await wait_for(lambda done, fail: self._book.put(head.name, _encode(link), done, fail))
+            self._note(head.name, link)
+        if dest.removing:
+            raise errors.topic_not_found(head.dest)
+
+    def _on_unlink(self, call: Call) -> None:
+        async def run() -> None:
+            await self.unlink(read_head(call.head, UnlinkHead))
+            call.reply({})
+
+        call.run(run)
+
+    async def unlink(self, head: UnlinkHead) -> None:
+        """Until it is durable. A link of a later generation stays."""
+        found = {name: self._links[name] for name in head.names if name in self._links}
+        await self.forget([name for name, link in found.items() if link.generation <= head.generation])
+
+    async def forget(self, names: list[str]) -> None:
+        await wait_for(lambda done, fail: self._book.remove_all(names, done, fail))
+        for name in names:
+            self._drop(name)
