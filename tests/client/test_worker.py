@@ -1,0 +1,191 @@
+"""Clients and a worker against a real server."""
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import trio
+
+from topics.client import AsyncClient, Client, Job, Retries, Worker
+from topics.testing.server import Server
+
+AT_ONCE = Retries(first_s=0.0, longest_s=0.0, total_s=10.0)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory) -> Iterator[Server]:
+    with Server(tmp_path_factory.mktemp("client"), shards=1) as started:
+        yield started.start().wait_ready()
+
+
+@pytest.fixture
+def topics(server) -> Iterator[Client]:
+    with Client(server.url) as client:
+        yield client
+
+
+@pytest.fixture
+def queue(topics, request) -> str:
+    name: str = request.node.name[:200].replace("[", ".").replace("]", "")
+    topics.put_topic(name, type="queue")
+    return name
+
+
+def counts(topics: Client, queue: str) -> tuple[int, int]:
+    numbers = topics.state(queue)["queue"]
+    return numbers["ready"], numbers["in_flight"]
+
+
+async def until(found) -> None:
+    """The time-out only bounds a failing test."""
+    with trio.fail_after(30):
+        while not await trio.to_thread.run_sync(found):
+            await trio.sleep(0.01)
+
+
+def test_topics_and_records(topics):
+    assert topics.put_topic("c.log", ttl_ms=0)["created"]
+    assert topics.append("c.log", [{"data": 1}, {"data": 2, "tag": "x"}])["seqs"] == [1, 2]
+    assert [record["data"] for record in topics.diff("c.log")["records"]] == [1, 2]
+    assert topics.delete("c.log", match="x")["deleted"] == 1
+    assert [topic["topic"] for topic in topics.topics("c.")] == ["c.log"]
+    assert topics.remove_topic("c.log")["deleted"]
+
+
+def test_jobs(topics, queue):
+    topics.append(queue, [{"data": number} for number in range(3)])
+    jobs = topics.claim(queue, "w", 3, lease_ms=60_000)
+    assert [job.data for job in jobs] == [0, 1, 2]
+    assert topics.ack(queue, "w", jobs[:1])["acked"] == 1
+    assert topics.nack(queue, "w", jobs[1:2])["nacked"] == 1
+    assert list(topics.extend(queue, "w", [jobs[2].seq], lease_ms=1000)["deadlines"]) == ["3"]
+    (again,) = topics.claim(queue, "w")
+    assert topics.ack(queue, "w", [jobs[1]])["skipped"] == [2]  # another lease of the same job
+    assert topics.ack(queue, "w", [again])["acked"] == 1
+
+
+async def test_every_job_is_done_and_several_at_a_time(server, topics, queue):
+    topics.append(queue, [{"data": number} for number in range(50)])
+    done, together, most = [], 0, 0
+
+    async def work(job: Job) -> None:
+        nonlocal together, most
+        together += 1
+        most = max(most, together)
+        await trio.sleep(0.005)
+        together -= 1
+        done.append(job.data)
+
+    worker = Worker(server.url, queue, work, concurrency=8)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await until(lambda: len(done) == 50)
+        worker.stop()
+    assert sorted(done) == list(range(50))
+    assert 2 <= most <= 8
+    assert (worker.done, counts(topics, queue)) == (50, (0, 0))
+
+
+@pytest.mark.parametrize("style", ["thread", "blocked"])
+async def test_a_lease_is_kept_for_as_long_as_the_job_runs(server, topics, queue, style):
+    """Also by a job that does not let the event loop go on."""
+    topics.append(queue, [{"data": 1}])
+    rivals: list[Job] = []
+
+    def block(job: Job) -> None:
+        ends = time.monotonic() + 2.0
+        with Client(server.url) as rival:
+            while time.monotonic() < ends:
+                rivals.extend(rival.claim(queue, "rival"))
+                time.sleep(0.05)
+
+    async def hold_up(job: Job) -> None:
+        block(job)
+
+    worker = Worker(server.url, queue, block if style == "thread" else hold_up, lease_ms=500)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await until(lambda: worker.done)
+        worker.stop()
+    assert rivals == []
+    assert topics.state(queue)["count"] == 0
+
+
+async def test_a_job_that_fails_comes_back(server, topics, queue):
+    topics.append(queue, [{"data": 1}])
+    deliveries: list[int] = []
+
+    async def work(job: Job) -> None:
+        deliveries.append(job.deliveries)
+        if job.deliveries < 3:
+            raise ValueError("not yet")
+
+    worker = Worker(server.url, queue, work, backoff=AT_ONCE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await until(lambda: worker.done)
+        worker.stop()
+    assert (deliveries, worker.failed) == ([1, 2, 3], 2)
+
+
+async def test_stop_lets_finish_what_runs_and_cancel_gives_back(server, topics, queue):
+    topics.append(queue, [{"data": number} for number in range(4)])
+    started = []
+
+    async def work(job: Job) -> None:
+        started.append(job)
+        await trio.sleep(0.3 if job.data == 0 else 3600)
+
+    worker = Worker(server.url, queue, work, concurrency=2, lease_ms=3_600_000, grace_s=1.0)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await until(lambda: len(started) == 2)
+        worker.stop()
+    assert worker.done == 1
+    assert counts(topics, queue) == (3, 0)
+
+
+async def test_a_job_that_another_worker_has_is_let_go(server, topics, queue):
+    topics.append(queue, [{"data": 1}])
+    running, cancelled = trio.Event(), trio.Event()
+
+    async def work(job: Job) -> None:
+        running.set()
+        try:
+            await trio.sleep_forever()
+        finally:
+            cancelled.set()
+
+    worker = Worker(server.url, queue, work, node="mine", lease_ms=300)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await running.wait()
+        topics.nack(queue, "mine", [1])  # as if it had been away for too long
+        assert topics.claim(queue, "other", lease_ms=60_000)
+        with trio.fail_after(30):
+            await cancelled.wait()
+        worker.stop()
+    assert counts(topics, queue) == (0, 1)
+
+
+async def test_a_worker_outlives_a_restart_of_the_server(tmp_path):
+    with Server(tmp_path, shards=1) as server:
+        server.start().wait_ready()
+        async with AsyncClient(server.url) as topics:
+            await topics.put_topic("q", type="queue", durable=True)
+            done: list[int] = []
+
+            async def work(job: Job) -> None:
+                done.append(job.data)
+
+            worker = Worker(server.url, "q", work, lease_ms=2000, wait_ms=500)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(worker.run)
+                await topics.append("q", [{"data": 1}])
+                await until(lambda: done == [1])
+                await trio.to_thread.run_sync(server.kill, "shard", 0)
+                await trio.to_thread.run_sync(server.kill, "gateway", 0)
+                await topics.append("q", [{"data": 2}])
+                await until(lambda: 2 in done)
+                worker.stop()
+            assert set(done) == {1, 2}

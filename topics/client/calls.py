@@ -1,0 +1,150 @@
+"""The API's calls as requests, and its answers: what the two clients have in common."""
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+import httpx
+
+TIMEOUT_S = 30.0
+Record = Mapping[str, Any]  # data, and perhaps tag, node, meta
+
+
+class ApiError(Exception):
+    """The server refused. `code` is the stable name of the reason."""
+
+    def __init__(self, status: int, code: str, message: str, detail: Mapping[str, Any]) -> None:
+        super().__init__(f"{status} {code}: {message}")
+        self.status = status
+        self.code = code
+        self.message = message
+        self.detail = dict(detail)
+
+
+class Unreachable(Exception):
+    """No answer, whether the request took effect or not is unknown."""
+
+
+class Request(NamedTuple):
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, Any] = {}
+    wait_s: float = 0.0  # how long the server may take on top of everything else
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Job:
+    """A leased job. Another delivery of the same one is another `Job`."""
+
+    seq: int
+    lease_id: str
+    deadline: int
+    deliveries: int
+    ts: int
+    data: Any
+    tag: str | None = None
+    node: str | None = None
+    meta: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> "Job":
+        return cls(
+            fields["$seq"],
+            fields["lease_id"],
+            fields["deadline"],
+            fields["deliveries"],
+            fields["$ts"],
+            fields["data"],
+            fields.get("$tag"),
+            fields.get("$node"),
+            fields.get("meta", {}),
+        )
+
+
+def path_of(topic: str, call: str = "") -> str:
+    return f"/v0/topics/{quote(topic, safe='')}" + (f"/{call}" if call else "")
+
+
+def put_topic(topic: str, config: Mapping[str, Any]) -> Request:
+    return Request("PUT", path_of(topic), config)
+
+
+def state(topic: str) -> Request:
+    return Request("GET", path_of(topic))
+
+
+def remove_topic(topic: str, if_empty: bool) -> Request:
+    return Request("DELETE", path_of(topic), query={"if_empty": "true"} if if_empty else {})
+
+
+def list_topics(prefix: str, cursor: str) -> Request:
+    query = {"prefix": prefix, "cursor": cursor}
+    return Request("GET", "/v0/topics", query={name: value for name, value in query.items() if value})
+
+
+def append(topic: str, records: Sequence[Record], fields: Mapping[str, Any]) -> Request:
+    """With a key of its own, unless it has one: it may be sent twice."""
+    return Request("POST", path_of(topic), {"idempotency_key": uuid.uuid4().hex, "records": records, **fields})
+
+
+def diff(topic: str, from_seq: int, fields: Mapping[str, Any]) -> Request:
+    body = {"from_seq": from_seq, **fields}
+    return Request("POST", path_of(topic, "diff"), body, wait_s=body.get("wait_ms", 0) / 1000)
+
+
+def delete(topic: str, selection: Mapping[str, Any]) -> Request:
+    return Request("POST", path_of(topic, "delete"), selection)
+
+
+def claim(queue: str, node: str, jobs: int, lease_ms: int | None, wait_ms: int) -> Request:
+    body: dict[str, Any] = {"node": node, "max": jobs}
+    if lease_ms is not None:
+        body["lease_ms"] = lease_ms
+    if wait_ms:
+        body["wait_ms"] = wait_ms
+    return Request("POST", path_of(queue, "claim"), body, wait_s=wait_ms / 1000)
+
+
+def settle(queue: str, call: str, node: str, jobs: Sequence[Job | int], **fields: Any) -> Request:
+    """Ack, nack or extend. Jobs bring their lease ids along; of plain seqs the node alone counts."""
+    body: dict[str, Any] = {"node": node, "seqs": [job.seq if isinstance(job, Job) else job for job in jobs], **fields}
+    leases = [job.lease_id for job in jobs if isinstance(job, Job)]
+    if len(leases) == len(jobs):
+        body["lease_ids"] = leases
+    return Request("POST", path_of(queue, call), body)
+
+
+def options(request: Request, timeout_s: float) -> dict[str, Any]:
+    """For httpx."""
+    timeout = httpx.Timeout(timeout_s, read=timeout_s + request.wait_s)
+    made: dict[str, Any] = {"params": dict(request.query), "timeout": timeout}
+    if request.body is not None:
+        made["json"] = request.body
+    return made
+
+
+def read(answer: httpx.Response) -> dict[str, Any]:
+    """The body of an answer. Raises ApiError."""
+    try:
+        body = answer.json()
+    except ValueError:
+        body = {"error": {"code": "internal", "message": answer.text[:200]}}
+    if answer.is_success and isinstance(body, dict):
+        return body
+    error = body.get("error", {}) if isinstance(body, dict) else {}
+    code, message = error.get("code", "internal"), error.get("message", "")
+    raise ApiError(answer.status_code, code, message, error.get("detail", {}))
+
+
+def retry_after_s(answer: httpx.Response) -> float:
+    try:
+        return max(0.0, float(answer.headers.get("retry-after", "0")))
+    except ValueError:
+        return 0.0
+
+
+def headers_of(key: str | None) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}"} if key else {}
