@@ -16,6 +16,7 @@ from tests.system.client import Client
 from topics.errors import NOT_READY, STORAGE_FULL
 from topics.testing.server import Server, alive, wait_until
 
+LEFT = 5 << 20  # less than a shard keeps back, more than it admits before it looks again
 REQUIRED = os.environ.get("TOPICS_REQUIRE_STRACE") == "1"
 
 
@@ -41,8 +42,8 @@ def failing(pid: int, folder: Path, call: str, error: str) -> Iterator[None]:
             give_up(f"strace cannot attach here: {log.read_text().strip()}")
         yield
     finally:
-        if tracer.poll() is None:
-            tracer.terminate()
+        # Not SIGTERM: strace would wait for a process that has ended and that nobody has reaped yet.
+        tracer.kill()
         tracer.wait()
 
 
@@ -150,11 +151,13 @@ def test_a_full_disk_is_told_and_service_resumes_when_there_is_room(small_disk, 
         # deletes give room back, without anybody's help
         client.delete("bulk", before_seq=filler.acked[-1] + 1)
         filler.acked.clear()
-        wait_until(lambda: [filler.write().status_code for _ in range(20)] == [200] * 20, "room after a delete")
+        for _ in range(20):
+            wait_until(lambda: filler.write().status_code == 200, "room after a delete")
         filler.check_kept(client)
         # and so do files of others that go
         other = small_disk / "other"
-        other.write_bytes(bytes(os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize - (2 << 20)))
+        left = os.statvfs(small_disk)
+        other.write_bytes(bytes(left.f_bavail * left.f_frsize - LEFT))
         wait_until(lambda: filler.write().status_code == 507, "the disk to be full")
         assert [record["data"] for record in client.read_all("kept")[0]] == ["kept"]
         other.unlink()

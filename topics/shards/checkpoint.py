@@ -79,7 +79,7 @@ class Checkpoint:
 
     def capture(self) -> Iterator[None]:
         """Capture every dirty topic; the caller may do other things between two of them."""
-        self._unused = {info.id for info in self._store.data_files.values() if _is_unused(info)}
+        self._unused = {info.id for info in self._store.data_files.values() if is_unused(info)}
         topics = [topic for topic in self.dirty if topic.id in self._store.engine.state.by_id]
         topics += self._topics_of_sparse_packs(set(topics))
         for topic in topics:
@@ -103,7 +103,7 @@ class Checkpoint:
         if info.id in self._unused:
             return True
         owner = self._store.engine.state.by_id.get(info.topic_id)
-        return _is_unused(info) and info.kind == SEGMENT and owner is not None and not owner.dirty
+        return is_unused(info) and info.kind == SEGMENT and owner is not None and not owner.dirty
 
     def _capture(self, topic: Topic) -> None:
         topic.dirty = False
@@ -308,7 +308,7 @@ class Checkpoint:
                 log.warning("a log file that is no longer needed stays: %s", error)
 
 
-def _is_unused(info: DataFile) -> bool:
+def is_unused(info: DataFile) -> bool:
     return not info.live and not info.chunks
 
 

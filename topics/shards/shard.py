@@ -285,11 +285,11 @@ class Shard:
         Then the log can be cut, and what was deleted goes. Else a full disk would stay so until a checkpoint is due.
         """
         assert self.store is not None and self.committer is not None
-        engine, writer = self.store.engine, self.store.writer
+        store, engine, writer = self.store, self.store.engine, self.store.writer
         while True:
             await trio.sleep(MAKE_ROOM_S)
             short = engine.space_bytes is not None and engine.space_bytes < limits.SPACE_SHORT_BYTES
-            if not short or not (engine.dirty or writer.grown) or self._poisoned.is_set():
+            if not short or not (engine.dirty or writer.grown or store.has_unused_files()):
                 continue
             if writer.grown:
                 writer.leave_file = True

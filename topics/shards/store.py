@@ -10,7 +10,7 @@ from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.limits import Limits
 from topics.shards import datafile
-from topics.shards.checkpoint import Checkpoint
+from topics.shards.checkpoint import Checkpoint, is_unused
 from topics.shards.engine import Engine
 from topics.shards.files import Files
 from topics.shards.handles import Handles
@@ -81,6 +81,10 @@ class Store:
             pass
         self.forget(work)
         work.sweep()
+
+    def has_unused_files(self) -> bool:
+        """Whether there are data files that nobody needs any more, which the next checkpoint lets go."""
+        return any(map(is_unused, self.data_files.values()))
 
     def forget(self, work: Checkpoint) -> None:
         """Drop files that the checkpoint retired; in the loop, before `sweep` unlinks them."""
