@@ -1,5 +1,6 @@
 """A shard in memory with its queue calls, for tests."""
 
+import gc
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,6 +16,9 @@ from topics.shards.shard import Shard
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import rpc_pair
+
+
+WAL_FILE_BYTES = 1024 * 1024
 
 
 class QueueShard:
@@ -57,9 +61,15 @@ class QueueShard:
         return queue["ready"], queue["in_flight"], queue["dead_lettered"]
 
     async def records(self, topic: str) -> list[dict[str, Any]]:
-        answer = await self.call("diff", topic, {"limit": 1000, "include_tags": True})
-        records: list[dict[str, Any]] = answer["records"]
-        return records
+        """All of them, also behind what a crash took."""
+        records: list[dict[str, Any]] = []
+        at = 0
+        while True:
+            page = await self.call("diff", topic, {"from_seq": at, "limit": 1000, "include_tags": True})
+            records += page["records"]
+            at = page["next_from_seq"]
+            if page["caught_up"]:
+                return records
 
     async def refused(self, method: str, topic: str = "q", body: Any = None, **head: Any) -> TopicsError:
         try:
@@ -75,7 +85,7 @@ async def serving(
 ) -> AsyncIterator[QueueShard]:
     """`crash`: it ends like a killed process, without a checkpoint."""
     clock = clock or FakeClock()
-    shard = Shard(files or FaultyFiles(), clock=clock, peers=peers)
+    shard = Shard(files or FaultyFiles(), clock=clock, peers=peers, wal_file_bytes=WAL_FILE_BYTES)
     stop = trio.Event()
     async with trio.open_nursery() as nursery, rpc_pair(shard.handlers) as connection:
         nursery.start_soon(shard.run, stop)
@@ -84,6 +94,11 @@ async def serving(
         if crash:
             nursery.cancel_scope.cancel()
         stop.set()
+    if crash and shard.committer is not None:  # its thread would hold the whole disk for as long as the tests run
+        shard.committer._unsynced_since_ns = None  # nothing is synced any more
+        shard.committer.stop()
+    gc.unfreeze()  # the shard froze what it holds
+    gc.collect()
 
 
 def seqs_of(jobs: list[dict[str, Any]]) -> list[int]:

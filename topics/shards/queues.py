@@ -158,8 +158,7 @@ class Queues:
 
         def answer(synced: bool) -> None:
             waited_ms = (self.engine.clock.monotonic_ns() - started) / 1e6
-            now = queue.settle()
-            body = replies.settled(queue.topic, b"acked", len(held), skipped, now)
+            body = replies.settled(queue.topic, b"acked", len(held), skipped, self.engine.now())
             call.reply({"perf": self._perf(waited_ms, synced=synced)}, body)
 
         if not held:
@@ -185,8 +184,8 @@ class Queues:
         held, skipped = _split(queue, request)
 
         def done() -> None:
-            now = queue.settle()
-            call.reply({"perf": {}}, replies.settled(queue.topic, b"nacked", len(held), skipped, now))
+            body = replies.settled(queue.topic, b"nacked", len(held), skipped, self.engine.now())
+            call.reply({"perf": {}}, body)
 
         if held:
             queue.release(held, request.ms, done)
@@ -317,4 +316,4 @@ class Claimer:
             queue.abandon(jobs.still_held(queue.leases))
             return
         shown = jobs.render(queue.leases) if jobs is not None else []
-        self._call.reply({"perf": {}}, replies.claimed(queue.topic, shown, queue.settle()))
+        self._call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.now()))
