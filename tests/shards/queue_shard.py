@@ -17,7 +17,6 @@ from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import rpc_pair
 
-
 WAL_FILE_BYTES = 1024 * 1024
 
 

@@ -178,12 +178,15 @@ SLOT_MAP = [slot % 2 for slot in range(SLOTS)]
 QUEUE, DEAD = names_on(0), names_on(1)
 
 
+@pytest.mark.parametrize("window_ms", [0, 120_000])
 @pytest.mark.parametrize("fates", [["there"], ["back"], ["there", "back", "back"]])
-async def test_a_call_that_is_lost_is_made_again_without_a_second_copy(fates):
+async def test_a_call_that_is_lost_is_made_again_without_a_second_copy(fates, window_ms):
+    """Also where keys are not remembered."""
     wire = Wire()
     wire.lose = list(fates)
     async with serving() as dest, serving(peers=Peers(0, SLOT_MAP, {1: wire})) as shard:  # type: ignore[dict-item]
         wire.connection = dest.connection
+        await dest.call("put", DEAD, {"idempotency_window_ms": window_ms})
         await shard.make(QUEUE, max_deliveries=1, dead_letter=DEAD)
         await shard.produce("x", topic=QUEUE)
         await shard.claim(topic=QUEUE)
@@ -213,6 +216,7 @@ async def test_a_move_that_a_crash_cut_short_is_finished_at_the_next_start(fate,
                 nursery.start_soon(shard.claim, 1, "w", QUEUE)
                 await until(lambda: wire.calls)
                 nursery.cancel_scope.cancel()
+        clock.advance(3_600_000)  # longer than any key is remembered
         async with serving(files, clock, peers) as shard:
             with trio.fail_after(20):
                 while [record["data"] for record in await shard.records(QUEUE)] != ["y"]:

@@ -94,13 +94,24 @@ def dead_letter(block: Block, seq: int, queue: str, deliveries: int) -> RecordIn
 
 def _stamped(meta: bytes, queue: str, deliveries: int, seq: int) -> bytes:
     """Meta stays as it is, with three members more; only one that has such members already is written anew."""
-    stamps = b'"$dead_letter_from":%b,"$dead_letter_deliveries":"%d","$dead_letter_src_seq":"%d"' % (
+    stamps = _stamps(queue, deliveries, seq)
+    if any(stamp in meta for stamp in _STAMPS):
+        members, fresh = _strings.decode(meta), _strings.decode(b"{%b}" % stamps)
+        for name in fresh:
+            members.pop(name, None)
+        return msgspec.json.encode(members | fresh)
+    inside = meta.strip()[1:-1].strip() if meta else b""
+    return b"{%b%b%b}" % (inside, b"," if inside else b"", stamps)
+
+
+def dead_letter_mark(queue: str, deliveries: int, seq: int) -> bytes:
+    """What the meta of this dead letter ends with."""
+    return _stamps(queue, deliveries, seq) + b"}"
+
+
+def _stamps(queue: str, deliveries: int, seq: int) -> bytes:
+    return b'"$dead_letter_from":%b,"$dead_letter_deliveries":"%d","$dead_letter_src_seq":"%d"' % (
         quoted(queue),
         deliveries,
         seq,
     )
-    if any(stamp in meta for stamp in _STAMPS):
-        members = _strings.decode(meta) | _strings.decode(b"{%b}" % stamps)
-        return msgspec.json.encode(members)
-    inside = meta.strip()[1:-1].strip() if meta else b""
-    return b"{%b%b%b}" % (inside, b"," if inside else b"", stamps)

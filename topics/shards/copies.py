@@ -1,12 +1,13 @@
 """Records that the server itself puts into a topic, here or on another shard: the call `copy`.
 
-    head        topic, key
+    head        topic, key, and if it may be there already: since when, and the mark that its meta then ends with
     body        records: a msgpack array of [data, meta, tag, node], data and meta as they stand in JSON
     reply head  first_seq, deduped
 
 The limits of requests do not apply: what was once let in can be moved. Caps and quotas of the destination do. It is
 answered when the records are as safe as the topic's class can make them, so that the original may be deleted. The key
-makes a repeated copy harmless for as long as the topic remembers keys.
+makes a repeated copy harmless for as long as the topic remembers keys. That may be short, so a copy that was tried
+before is looked for among the records that have come since.
 """
 
 from collections.abc import Sequence
@@ -15,32 +16,72 @@ import msgpack
 import msgspec
 
 from topics import limits
+from topics.core.block import BadBlock, Block
 from topics.core.names import check_topic_name
 from topics.core.requests import Append, RecordIn
 from topics.rpc.calls import Call
+from topics.shards import hidden
 from topics.shards.answers import Appending, Done, Fail
-from topics.shards.engine import Engine
 from topics.shards.heads import CopyHead, read_head
 from topics.shards.peers import Peers
+from topics.shards.store import Store
 from topics.shards.waiting import wait_for
+
+CLOCK_SLACK_MS = 60_000  # two shards' clocks may differ by as much, if the system's was set back
 
 
 class Copies:
-    def __init__(self, engine: Engine, peers: Peers) -> None:
-        self._engine = engine
+    def __init__(self, store: Store, peers: Peers) -> None:
+        self._store = store
+        self._engine = store.engine
         self._peers = peers
 
-    async def put(self, topic: str, key: str, records: Sequence[RecordIn]) -> None:
-        """Until the records are in the topic, wherever it is. Raises if they were refused, or nobody knows."""
+    async def put(
+        self, topic: str, key: str, records: Sequence[RecordIn], since: int | None = None, mark: bytes = b""
+    ) -> None:
+        """Until the records are in the topic, wherever it is. Raises if they were refused, or nobody knows.
+
+        `since` if it may have been done before, at that time or later; `mark` is how the meta of such a record ends.
+        """
         peer = self._peers.owner_of(topic)
         if peer is None:
-            await wait_for(lambda done, fail: self.take(topic, key, records, done, fail))
+            if since is None or not await self._has(topic, since, mark):
+                await wait_for(lambda done, fail: self.take(topic, key, records, done, fail))
             return
+        head: dict[str, object] = {"topic": topic, "key": key}
+        if since is not None:
+            head |= {"since": since, "mark": mark}
         body = msgpack.packb([[bytes(record.data), bytes(record.meta), record.tag, record.node] for record in records])
-        await peer.call("copy", {"topic": topic, "key": key}, body, deadline_ms=limits.CALL_DEADLINE_MS)
+        await peer.call("copy", head, body, deadline_ms=limits.CALL_DEADLINE_MS)
 
     def copy(self, call: Call) -> None:
         head = read_head(call.head, CopyHead)
+        if head.since is not None:
+            call.run(self._copy_unless_there, call, head, head.since)
+        else:
+            self._copy(call, head)
+
+    async def _copy_unless_there(self, call: Call, head: CopyHead, since: int) -> None:
+        if await self._has(head.topic, since, head.mark):
+            call.reply({"first_seq": 0, "deduped": True})
+        else:
+            self._copy(call, head)
+
+    async def _has(self, name: str, since: int, mark: bytes) -> bool:
+        """Whether a record with this mark has come since then. Also one that was deleted again, if it can be read."""
+        topic = self._engine.state.topics.get(name)
+        for chunk in reversed(topic.chunks if topic is not None else []):
+            if chunk.last_ts < since - CLOCK_SLACK_MS:
+                break
+            try:
+                block = await hidden.fetch_block(self._store, chunk)
+            except BadBlock:
+                continue  # its readers are told
+            if _find_mark(block, mark):
+                return True
+        return False
+
+    def _copy(self, call: Call, head: CopyHead) -> None:
         records = [
             RecordIn(msgspec.Raw(data), tag, node, msgspec.Raw(meta))
             for data, meta, tag, node in msgpack.unpackb(call.body, raw=False)
@@ -62,3 +103,11 @@ class Copies:
                 engine.log.when_synced(lambda: done(outcome))
 
         engine.append(name, Append(records, None, key, None, None, False), written, fail)
+
+
+def _find_mark(block: Block, mark: bytes) -> bool:
+    text = block.text
+    if mark not in bytes(text):
+        return False
+    columns = zip(block.ends, block.meta_lens, strict=True)
+    return any(meta_len and text[end - 1 - len(mark) : end - 1] == mark for end, meta_len in columns)

@@ -2,8 +2,9 @@
 
 A move is three steps, each logged before the next: that it begins (the leases log), the copy (the destination, under a
 key made of queue, epoch and seq), that it is done and the job deleted. A crash of either side leaves the job where it
-was, or twice for a moment: the move is taken up again at the next start, and the key keeps the copy from being made
-twice. While the destination refuses, the job is in neither of the queue's counters and is tried again, ever less often.
+was, or twice for a moment: the move is taken up again at the next start, and the copy is not made a second time
+(copies.py). While the destination refuses, the job is in neither of the queue's counters and is tried again, ever less
+often.
 """
 
 import logging
@@ -38,7 +39,7 @@ class DeadLetters:
         self._engine = store.engine
         self._log = log
         self._copies = copies
-        self._todo: deque[tuple[Queue, int]] = deque()
+        self._todo: deque[tuple[Queue, int, bool]] = deque()  # whether it may be there already
         self._more = trio.Event()
 
     def start(self, queue: Queue, picks: list[Pick]) -> set[int]:
@@ -49,7 +50,7 @@ class DeadLetters:
         seqs = [seq for seq, _ in moves]
 
         def logged() -> None:
-            self._todo.extend((queue, seq) for seq in seqs)
+            self._todo.extend((queue, seq, False) for seq in seqs)
             self._more.set()
 
         try:
@@ -69,7 +70,7 @@ class DeadLetters:
         if there:
             ranges = SeqRanges.from_ascending(there)
             self._engine.delete_records(queue.topic, 0, ranges, lambda _: None, lambda _: None)
-        self._todo.extend((queue, seq) for seq in queue.leases.moving)
+        self._todo.extend((queue, seq, True) for seq in queue.leases.moving)
         self._more.set()
 
     async def run(self) -> None:
@@ -81,13 +82,14 @@ class DeadLetters:
                     nursery.start_soon(self._move, at_once, *self._todo.popleft())
                 await self._more.wait()
 
-    async def _move(self, at_once: trio.CapacityLimiter, queue: Queue, seq: int) -> None:
+    async def _move(self, at_once: trio.CapacityLimiter, queue: Queue, seq: int, again: bool) -> None:
         pause_ms = limits.DEAD_LETTER_RETRY_MIN_MS
         while not queue.is_gone and (move := queue.leases.moving.get(seq)) is not None:
             try:
                 async with at_once:
-                    await self._try(queue, seq, move)
+                    await self._try(queue, seq, move, again)
             except RpcError as error:  # it may have arrived
+                again = True
                 log.warning("dead letter %d of %s: %s", seq, queue.topic.name, error)
             except TopicsError as error:
                 log.warning("%s refuses dead letter %d of %s: %s", move.dest, seq, queue.topic.name, error)
@@ -101,12 +103,14 @@ class DeadLetters:
             pause_ms = min(2 * pause_ms, limits.DEAD_LETTER_RETRY_MAX_MS)
         queue.move_over(seq)
 
-    async def _try(self, queue: Queue, seq: int, move: Move) -> None:
+    async def _try(self, queue: Queue, seq: int, move: Move, again: bool) -> None:
         topic = queue.topic
         record = await self._read(queue, seq, move)
         if record is None:
             return
-        await self._copies.put(move.dest, f"dead-letter {topic.name} {topic.epoch} {seq}", [record])
+        key = f"dead-letter {topic.name} {topic.epoch} {seq}"
+        mark = jobs.dead_letter_mark(topic.name, move.deliveries, seq)
+        await self._copies.put(move.dest, key, [record], move.since if again else None, mark)
         if queue.is_gone or seq not in queue.leases.moving:
             return  # it went some other way meanwhile
         with suppress(TopicsError):  # no room in the log: then a crash would forget that it was counted

@@ -83,6 +83,8 @@ class WorkHead(msgspec.Struct, frozen=True):
 class CopyHead(msgspec.Struct, frozen=True):
     topic: str
     key: str
+    since: int | None = None
+    mark: bytes = b""
 
 
 class ListHead(msgspec.Struct, frozen=True):

@@ -55,7 +55,7 @@ class Queues:
         self.engine = store.engine
         self.timers = Timers()
         self.log = LeaseLog(store.engine)
-        self.copies = Copies(store.engine, peers)
+        self.copies = Copies(store, peers)
         self.dead_letters = DeadLetters(store, self.log, self.copies)
         self.reader = BlockReader(store)
         self._moved = leaselog.load(store)
