@@ -19,8 +19,14 @@ class Event(NamedTuple):
 class EventStream:
     """One connection. `wait` is bounded only so that a test fails instead of hanging."""
 
-    def __init__(self, address: tuple[str, int], path: str, headers: dict[str, str] | None = None) -> None:
-        self._sock = socket.create_connection(address, WAIT_S)
+    def __init__(
+        self, address: tuple[str, int], path: str, headers: dict[str, str] | None = None, receive_buffer: int = 0
+    ) -> None:
+        self._sock = socket.socket()
+        if receive_buffer:  # the kernel's, for a client that is to be slow
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self._sock.settimeout(WAIT_S)
+        self._sock.connect(address)
         lines = {"host": "test", "accept": "text/event-stream"} | (headers or {})
         head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self._sock.sendall(f"GET {path} HTTP/1.1\r\n{head}\r\n".encode())
@@ -139,9 +145,11 @@ def watching(
         stream.close()
 
 
-def open_stream(http: Any, wid: str, *, headers: dict[str, str] | None = None, query: str = "") -> EventStream:
+def open_stream(
+    http: Any, wid: str, *, headers: dict[str, str] | None = None, query: str = "", receive_buffer: int = 0
+) -> EventStream:
     url = http.base_url
-    return EventStream((url.host, url.port), f"/v0/watch/{wid}{query}", headers)
+    return EventStream((url.host, url.port), f"/v0/watch/{wid}{query}", headers, receive_buffer)
 
 
 def eventually(found: Callable[[], Any], seconds: float = WAIT_S) -> Any:

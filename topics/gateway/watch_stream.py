@@ -97,10 +97,10 @@ class Attachment:
         reason: str = self._stream.result.head["reason"]
         return reason
 
-    async def detach(self, cursors: Cursors) -> None:
+    async def detach(self, cursors: Cursors, *, exact: bool) -> None:
         """Tell the session where its stream ended."""
         if self._stream is not None:
-            head = {"wid": self._wid, "stream": self.id, "cursors": cursors}
+            head = {"wid": self._wid, "stream": self.id, "cursors": cursors, "exact": exact}
             await self._peer.call("watch.detach", head, deadline_ms=int(DETACH_S * 1000))
 
     def close(self) -> None:
@@ -246,7 +246,8 @@ class WatchStream:
         with trio.move_on_after(DETACH_S) as patience:
             patience.shield = True
             with suppress(TopicsError):  # if it fails, the session goes by the last id that the client has seen
-                await self._attachment.detach(self.watcher.cursors(self.watcher.places.values()))
+                cursors = self.watcher.cursors(self.watcher.places.values())
+                await self._attachment.detach(cursors, exact=not self.watcher.sink.stalled)
 
 
 def refusal_frame(error: TopicsError) -> bytes:

@@ -149,6 +149,7 @@ class DetachHead(msgspec.Struct, frozen=True):
     wid: Id
     stream: Id
     cursors: Cursors
+    exact: bool = True  # not if something was under way that the client may have got
 
 
 class ProgressHead(msgspec.Struct, frozen=True):

@@ -85,10 +85,10 @@ class Session:
         self.stream, self.call, self.started = "", None, False
         self.last_access_ms = now_ms
 
-    def conclude(self, cursors: Cursors) -> None:
-        """The stream that began last came exactly this far."""
+    def conclude(self, cursors: Cursors, exact: bool) -> None:
+        """The stream that began last came this far, or (not `exact`) perhaps a little further."""
         self.cursors = cursors
-        self.clean = True
+        self.clean = exact
 
     def definition(self, definition: bytes) -> bytes:
         """The entry of the book that makes the session."""

@@ -4,7 +4,7 @@
     watch.create    wid, owner, cursors        definition
     watch.attach    wid, owner, stream,                     item: cursors, clean, created_ms (body: the definition);
                     cursors (optional)                      then, when the stream loses the session, reply: reason
-    watch.detach    wid, stream, cursors
+    watch.detach    wid, stream, cursors, exact
     watch.progress  sessions: wid → [stream, cursors that moved]
 
 A session lives in the shard of its wid's hash slot. Its definition is in a book, durable before the create is
@@ -130,13 +130,13 @@ class Sessions:
         session = self._sessions.get(head.wid)
         if session is not None and head.stream == session.stream:
             if session.started:
-                session.conclude(head.cursors)
+                session.conclude(head.cursors, head.exact)
             ended = session.call
             self._vacate(session)
             assert ended is not None
             ended.reply({"reason": "detached"})
         elif session is not None and head.stream == session.leaving:
-            session.conclude(head.cursors)
+            session.conclude(head.cursors, head.exact)
             session.leaving = ""
             assert session.left is not None
             session.left.set()
