@@ -4,7 +4,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 WAIT_S = 20.0
@@ -45,6 +45,11 @@ class EventStream:
             if not names or event.name in names:
                 return event
         raise AssertionError(f"the stream ended before {names}; seen: {self.seen[-5:]}")
+
+    def __iter__(self) -> Iterator[Event]:
+        """Until the stream ends, however it does."""
+        with suppress(OSError):
+            yield from self._events
 
     def until(self, found: Callable[[Event], bool]) -> list[Event]:
         """Events up to and with the first for which it holds."""

@@ -2,10 +2,15 @@
 
 import base64
 import json
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 
+import httpx
 import pytest
 
 from tests.api.events import EventStream, eventually, open_stream, watching
+from topics.testing.server import Server
 
 
 def append(http, topic, *values, **fields):
@@ -357,6 +362,29 @@ class TestConsistency:
             for value in range(1, 20):
                 append(http, name, value)
             assert values_of(stream.records(20)) == list(range(20))
+
+    def test_strong_waits_for_the_sync_and_eventual_does_not(self, tmp_path):
+        """Every sync takes a while; a write to a `disk` topic is acked before it."""
+        with Server(tmp_path, shards=1, gateways=1, failpoints="wal.sync=pause:600") as server, ExitStack() as stack:
+            server.start().wait_ready()
+            http = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
+            append(http, "t", 0)
+            streams = {}
+            for how in ("strong", "eventual"):
+                streams[how] = stack.enter_context(watching(http, {"t": {}}, consistency=how))
+                streams[how].next("caught-up")
+            began = time.monotonic()
+            append(http, "t", 1)
+            arrived = {}
+
+            def receive(how):
+                assert values_of(streams[how].records(1)) == [1]
+                arrived[how] = time.monotonic() - began
+
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(receive, streams))
+            assert arrived["eventual"] < arrived["strong"]
+            assert arrived["strong"] >= 0.6
 
 
 def test_many_streams_see_the_same(http, name):

@@ -115,7 +115,7 @@ class WatchStream:
     ) -> None:
         self.wid = wid
         self.watcher: SseWatcher | None = None
-        self.heartbeat_s = limits.HEARTBEAT_MS_DEFAULT / 1000
+        self.heartbeat_s = limits.HEARTBEAT_MS_MIN / 1000  # until the session says what its client expects
         self._live = live
         self._attachment = attachment
         self._session = session

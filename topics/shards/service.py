@@ -256,6 +256,8 @@ class Service:
             request = await trio.to_thread.run_sync(_decode, call.body, name, head, self._store.bounds)
             patience_ms = inf if request.disable_backpressure else limits.LARGE_WRITE_WAIT_MS
             await self._wait_for_room(patience_ms)
+            if not request.disable_backpressure:
+                self.scheduler.check_admission()
             done = _before(give_back, self._answer_append(call, head))
             await self._append_rendered(name, request, done, _before(give_back, call.fail))
         except BaseException:
