@@ -46,6 +46,7 @@ PROGRESS_WHOLE = 1_000_000  # replay_progress is kept in millionths
 
 WATCH_FIELDS = ("state", "pid", "restarts", "since_ms", "replay_progress", "topics")
 FSYNC_BUCKETS = 32
+FSYNC_BOUNDS_US = (50, 100, 200, 300, 500, 1_000, 2_000, 5_000, 10_000, 50_000, 100_000, 1_000_000)
 SHARD_FIELDS = (
     "counted",  # 1 once the shard has told its topics and bytes since the server started
     "replay_progress",
@@ -71,6 +72,7 @@ SHARD_FIELDS = (
 GATEWAY_FIELDS = ("connections", "requests", "streams")
 PER_KEY_FIELDS = ("key_requests", "key_streams")
 
+assert len(FSYNC_BOUNDS_US) < FSYNC_BUCKETS
 assert len(WATCH_FIELDS) <= WATCH_CELLS
 assert len(SHARD_FIELDS) <= SHARD_CELLS
 assert len(GATEWAY_FIELDS) <= GATEWAY_CELLS

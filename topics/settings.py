@@ -25,6 +25,7 @@ from topics.limits import CLAIM_JOBS_HARD_MAX, KIB, MIB, Limits
 PREFIX = "TOPICS_"
 HANDOVER = PREFIX + "KEYS_FD"  # the supervisor's message to itself, no setting
 CREDENTIAL = "topics-api-keys"
+OF_THE_COMMAND_LINE = tuple(PREFIX + name for name in ("URL", "KEY", "KEY_FILE", "CONFIG", "NODE"))  # see topics/cli
 TRUE_WORDS = ("1", "true", "yes", "on")
 FALSE_WORDS = ("0", "false", "no", "off")
 LOG_LEVELS = ("debug", "info", "warning", "error")
@@ -296,7 +297,7 @@ def _credential(env: Mapping[str, str]) -> str | None:
 
 
 def _unknown(env: Mapping[str, str]) -> list[str]:
-    known = {HANDOVER, *(option.env for option in OPTIONS)}
+    known = {HANDOVER, *OF_THE_COMMAND_LINE, *(option.env for option in OPTIONS)}
     return sorted(name for name in env if name.startswith(PREFIX) and name not in known)
 
 

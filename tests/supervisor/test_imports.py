@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-WEB = {"quart", "quart_trio", "hypercorn", "flask", "werkzeug", "click"}
+WEB = {"quart", "quart_trio", "hypercorn", "flask", "werkzeug", "click", "rich", "httpx"}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,11 @@ def inspect(file: Path, as_json: bool, with_data: bool) -> None:
 
     Works on the log, data files, their indexes, snapshots, quarantined bytes, slots.used, heads.reg, SLOTS and
     FORMAT. Only looks, and asks for no lock: the end of a file that a server writes to may look torn.
+
+    \b
+    Examples:
+      topics inspect topics-data/shard-00/wal/0000000012.wal
+      topics inspect topics-data/SLOTS --json
     """
     from topics.shards.inspect import NotOurs, describe
 

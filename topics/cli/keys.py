@@ -23,6 +23,11 @@ def new(scopes: str, prefixes: str, as_json: bool) -> None:
     """Print an entry with a fresh 256-bit secret.
 
     Put it into TOPICS_API_KEYS or a line of TOPICS_API_KEYS_FILE. Clients send what stands before the first ':'.
+
+    \b
+    Examples:
+      topics keys new --scopes read --prefixes tenant42:
+      (umask 077; topics keys new >> /etc/topics/api-keys)
     """
     secret = secrets.token_urlsafe(SECRET_BYTES)
     try:

@@ -12,7 +12,12 @@ from topics.settings import OPTIONS, Option, SettingsError, core_count, load
 SUMMARY = "Run the server: a supervisor, its shards and its gateways."
 ABOUT = """Every option has a variable of the same name, shown in brackets; an option wins over its variable.
 
-Stop it with SIGTERM or Ctrl-C: open requests are finished and logs are checkpointed. A second signal kills at once."""
+Stop it with SIGTERM or Ctrl-C: open requests are finished and logs are checkpointed. A second signal kills at once.
+
+\b
+Examples:
+  topics serve --data-dir /var/lib/topics --shards 4
+  TOPICS_API_KEYS_FILE=/etc/topics/api-keys topics serve --host 0.0.0.0"""
 
 
 class ServeCommand(click.Command):

@@ -29,6 +29,11 @@ def verify(directory: Path, as_json: bool) -> None:
 
     Nothing is changed. A torn tail is what a crash leaves and no damage. Exit status: 0 all is well, 1 damage was
     found, 2 the directory cannot be checked.
+
+    \b
+    Examples:
+      topics verify /var/lib/topics
+      topics verify ./topics-data --json | jq .clean
     """
     from topics.shards.findings import CannotCheck, Finding, Tally
     from topics.supervisor.datadir import DataDirError, shared_data_dir

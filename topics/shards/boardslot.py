@@ -7,17 +7,15 @@ from collections.abc import Iterator
 
 import trio
 
-from topics.board import FSYNC_BUCKETS, PROGRESS_WHOLE, Board
-from topics.shards.committer import BUCKETS_US, Committer
+from topics.board import FSYNC_BOUNDS_US, PROGRESS_WHOLE, Board
+from topics.shards.committer import Committer
 from topics.shards.engine import Engine
 from topics.shards.quota import BoardQuota
 from topics.shards.store import Store
 
 TICK_S = 0.1
 SWEEP_S = 1.0
-BUCKETS = tuple(f"fsync_bucket_{n}" for n in range(len(BUCKETS_US) + 1))
-
-assert len(BUCKETS) <= FSYNC_BUCKETS
+BUCKETS = tuple(f"fsync_bucket_{n}" for n in range(len(FSYNC_BOUNDS_US) + 1))
 
 
 class BoardSlot:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import trio
 
 from topics import limits
+from topics.board import FSYNC_BOUNDS_US as BUCKETS_US
 from topics.shards.store import Store
 from topics.shards.wal import Frame
 
@@ -43,9 +44,6 @@ class Threads:
         thread = threading.Thread(target=work, name="committer", daemon=True)
         thread.start()
         return thread
-
-
-BUCKETS_US = (50, 100, 200, 300, 500, 1_000, 2_000, 5_000, 10_000, 50_000, 100_000, 1_000_000)
 
 
 class SyncTimes:

@@ -5,9 +5,10 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
+from topics.board import FSYNC_BOUNDS_US
 from topics.core.leases import counts
 from topics.core.topic import Topic
-from topics.shards.committer import BUCKETS_US, Committer
+from topics.shards.committer import Committer
 from topics.shards.store import Store
 
 
@@ -61,7 +62,7 @@ def collect(
             "submit_full": engine.log.counters.refused,
             "read_only": int(engine.poisoned is not None),
         },
-        "fsync_us": {"bounds": BUCKETS_US, "buckets": times.buckets, "count": times.count, "sum": times.sum_us},
+        "fsync_us": {"bounds": FSYNC_BOUNDS_US, "buckets": times.buckets, "count": times.count, "sum": times.sum_us},
         "data_files": len(store.data_files),
         "damage": {"log_ranges": store.damaged_ranges, "blocks": damaged_blocks},
         "per_topic": _rows(store, topic_rows, prefixes),

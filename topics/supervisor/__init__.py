@@ -6,7 +6,7 @@
     datadir.py   LOCK, FORMAT                             slotmap.py   SLOTS: who owns which hash slot
     listen.py    the TCP sockets                          rundir.py    the private run directory, the port file
     admin.py     `status` and `restart` over RPC          notify.py    systemd
-    keyload.py   API keys: read, digested, forgotten
+    keyload.py   API keys: read, digested, forgotten      report.py    what `status` tells of each process
 
 What a child can rely on:
 

@@ -77,6 +77,18 @@ def open_data_dir(path: Path) -> DataDir:
     return DataDir(path, fd, _holder(fd))
 
 
+def running(path: Path) -> Holder | None:
+    """Who uses the directory, if anybody. A clean stop empties LOCK; a server that was killed may still be named."""
+    try:
+        fd = os.open(path / "LOCK", os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    try:
+        return _holder(fd)
+    finally:
+        os.close(fd)
+
+
 @contextmanager
 def shared_data_dir(path: Path) -> Iterator[None]:
     """Hold an existing directory against servers for as long as somebody only looks at it. Changes nothing.

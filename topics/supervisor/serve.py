@@ -136,7 +136,8 @@ class Server:
 
     async def _serve_admin(self, task_status: Any) -> None:
         path = str(self._taken.launcher.run_dir / admin.SOCKET)
-        await serve_unix(path, admin.handlers(self._summary, self._children), task_status=task_status)
+        handlers = admin.handlers(self._summary, self._children, self._taken.board)
+        await serve_unix(path, handlers, task_status=task_status)
 
     async def _run_children(self) -> None:
         async with trio.open_nursery() as nursery:

@@ -1,0 +1,250 @@
+"""Commands over HTTP, as a script runs them: output in pipes, exit status, keys."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+from tests.cli.conftest import ADMIN_KEY, READ_KEY, Commands
+from topics.cli import main
+from topics.cli.failures import MEANINGS
+from topics.testing.server import wait_until
+
+WITHOUT_JSON = {"serve", "bench", "completion"}
+
+
+def leaves(group: click.Group, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], click.Command]:
+    found: dict[tuple[str, ...], click.Command] = {}
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        found |= leaves(command, (*path, name)) if isinstance(command, click.Group) else {(*path, name): command}
+    return found
+
+
+@pytest.mark.parametrize("path", leaves(main), ids=" ".join)
+def test_every_command_has_examples_and_json(path):
+    command = leaves(main)[path]
+    assert f"  topics {' '.join(path)}" in (command.help or "") or path[0] == "completion"
+    flags = {flag for parameter in command.params for flag in parameter.opts}
+    assert ("--json" in flags) is (path[0] not in WITHOUT_JSON)
+    assert all(getattr(option, "help", "") for option in command.params if isinstance(option, click.Option)) or (
+        path[0] == "serve"  # makes its help from the table of settings
+    )
+
+
+def test_the_page_has_every_exit_status_and_command():
+    page = (Path(__file__).resolve().parents[2] / "docs/cli.md").read_text()
+    for status, meaning in MEANINGS.items():
+        assert f"| {status} | {meaning} |" in page
+    for path in leaves(main):
+        assert f"`topics {' '.join(path)}" in page
+
+
+def test_the_life_of_a_topic(topics: Commands) -> None:
+    assert topics.ok("topic", "create", "life", "--durability", "fsync") == "life: created\n"
+    values = ['{"a":  1e400}', '"\u0085 x"', "1.0"]
+    assert topics.ok("topic", "append", "life", *values, "--tag", "t1", "--meta", "k=v=w").endswith("seqs 1 to 3\n")
+    got = [line.partition('"data":')[2] for line in topics.ok("topic", "diff", "life").split("\n")[:-1]]
+    assert got == [f'{value},"meta":{{"k":"v=w"}}}}' for value in values]  # as it was sent, byte for byte
+    shown = json.loads(topics.ok("topic", "show", "life", "--json"))
+    assert (shown["head_seq"], shown["config"]["durability"]) == (3, "fsync")
+    assert "config.durability" in topics.ok("topic", "show", "life")
+    (row,) = (json.loads(line) for line in topics.ok("topic", "ls", "--prefix", "lif", "--json").splitlines())
+    assert (row["topic"], row["count"]) == ("life", 3)
+    assert topics.ok("topic", "ls", "--prefix", "lif").split()[:2] == ["topic", "records"]
+    answer = json.loads(topics.ok("topic", "delete", "life", "--tag", "t1", "--before-seq", "2", "--yes", "--json"))
+    assert (answer["deleted"], answer["count"]) == (1, 2)
+    assert topics("topic", "rm", "life", "--if-empty", "--yes").returncode == 5
+    assert topics.ok("topic", "rm", "life", "--yes") == "life: removed\n"
+    assert topics("topic", "rm", "life", "--yes").returncode == 3
+
+
+def test_lines_are_appended_in_batches_and_read_back_in_pages(topics: Commands) -> None:
+    sent = [f'{{"n":{n}}}' for n in range(2500)]
+    said = topics.ok("topic", "append", "lines", "--idempotency-key", "k", stdin="\n".join(sent) + "\n\n")
+    assert [line.rpartition(" ")[2] for line in said.splitlines()] == ["1000", "2000", "2500"]
+    again = topics.ok("topic", "append", "lines", "--idempotency-key", "k", stdin="\n".join(sent))
+    assert again.count("were there already") == 3
+    got = [json.loads(line) for line in topics.ok("topic", "diff", "lines", "--all").splitlines()]
+    assert [record["$seq"] for record in got] == list(range(1, 2501))
+    assert [record["data"]["n"] for record in got] == list(range(2500))
+    page = json.loads(topics.ok("topic", "diff", "lines", "--from-seq", "10", "--limit", "5", "--json"))
+    assert (page["next_from_seq"], len(page["records"])) == (15, 5)
+
+
+def test_a_line_that_is_no_json_is_named_and_nothing_of_its_batch_is_written(topics: Commands) -> None:
+    done = topics("topic", "append", "bad", stdin='1\n2\n{"a":1}]\n')
+    assert done.returncode == 2
+    assert "line 3 is no JSON value" in done.stderr
+    assert topics("topic", "show", "bad").returncode == 3
+    assert topics.ok("topic", "append", "bad", "--text", stdin='{"a":1}]\n') == "bad: 1 records, seqs 1 to 1\n"
+    assert (
+        topics.ok("topic", "append", "bad", "--records", stdin='{"data":1,"tag":"x"}')
+        == "bad: 1 records, seqs 2 to 2\n"
+    )
+    assert topics("topic", "append", "bad", stdin="").returncode == 2
+
+
+def test_loss_is_said(topics: Commands) -> None:
+    topics.ok("topic", "create", "small", "--cap-records", "2")
+    topics.ok("topic", "append", "small", "1", "2", "3", "4")
+    done = topics("topic", "diff", "small")
+    assert "lost: seqs 1 to 2 (cap)" in done.stderr
+    assert len(done.stdout.splitlines()) == 2
+
+
+def test_jobs(topics: Commands) -> None:
+    topics.ok("topic", "create", "jobs", "--type", "queue", "--lease-ms", "60000")
+    topics.ok("topic", "append", "jobs", "1", "2", "3")
+    jobs = [json.loads(line) for line in topics.ok("queue", "claim", "jobs", "--max", "2").splitlines()]
+    assert [job["$seq"] for job in jobs] == [1, 2]
+    assert topics.ok("queue", "ack", "jobs", "1", "--lease-id", jobs[0]["lease_id"]) == "jobs: 1 acked\n"
+    done = topics("queue", "ack", "jobs", "2", "3", "--json")
+    assert done.returncode == 5
+    assert json.loads(done.stderr)["error"]["seqs"] == [3]
+    assert json.loads(done.stdout)["acked"] == 1
+    (job,) = json.loads(topics.ok("queue", "claim", "jobs", "--json"))["claimed"]
+    assert topics("queue", "nack", "jobs", str(job["$seq"]), "--node", "other").returncode == 5
+    assert topics.ok("queue", "extend", "jobs", "3", "--lease-ms", "90000") == "jobs: 1 extended\n"
+    assert topics.ok("queue", "nack", "jobs", "3", "--delay-ms", "60000") == "jobs: 1 nacked\n"
+    assert topics.ok("queue", "claim", "jobs") == ""
+    numbers = json.loads(topics.ok("queue", "stats", "jobs", "--json"))
+    assert numbers == {"topic": "jobs", "jobs": 1, "ready": 0, "in_flight": 0, "dead_lettered": 0}
+    topics.ok("topic", "create", "nojobs")
+    assert topics("queue", "stats", "nojobs").returncode == 5
+    assert topics("queue", "claim", "nojobs").returncode == 5
+
+
+def test_routers(topics: Commands) -> None:
+    topics.ok("topic", "create", "from")
+    assert topics.ok("router", "put", "from", "to", "--tag-prefix", "public:") == "from->to: created\n"
+    shown = json.loads(topics.ok("router", "show", "from->to", "--json"))
+    assert (shown["source"], shown["dest"], shown["filter"]) == ("from", "to", ["tag", "Glob", "public:*"])
+    assert "guarantee" in topics.ok("router", "show", "from->to")
+    (row,) = (json.loads(line) for line in topics.ok("router", "ls", "--source", "from", "--json").splitlines())
+    assert row["router"] == "from->to"
+    assert "from->to" in topics.ok("router", "ls")
+    assert topics("router", "put", "to", "from").returncode == 5
+    assert topics.ok("router", "rm", "from->to", "--yes") == "from->to: removed\n"
+    assert topics("router", "rm", "from->to", "--yes").returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "env", "status", "code"),
+    [
+        (["topic", "show", "nowhere"], {}, 3, "topic_not_found"),
+        (["topic", "show", "x"], {"TOPICS_KEY": "wrong"}, 4, "unauthorized"),
+        (["topic", "create", "x"], {"TOPICS_KEY": READ_KEY}, 4, "forbidden"),
+        (["topic", "create", "x", "--cap-records=-1"], {}, 1, "invalid_request"),
+        (["topic", "ls"], {"TOPICS_URL": "http://127.0.0.1:1"}, 6, "unreachable"),
+        (["topic", "ls"], {"TOPICS_URL": "ftp://x"}, 2, "internal"),
+    ],
+)
+def test_a_failure_is_a_status_and_json_on_stderr(topics: Commands, arguments, env, status, code) -> None:
+    done = topics(*arguments, "--json", **env)
+    assert (done.returncode, done.stdout) == (status, "")
+    assert json.loads(done.stderr)["error"]["code"] == code
+    plain = topics(*arguments, **env)
+    assert plain.returncode == status
+    assert plain.stderr.startswith("error: ")
+
+
+def test_what_is_lost_for_good_needs_a_yes(topics: Commands) -> None:
+    topics.ok("topic", "append", "keep", "1")
+    for arguments in (["topic", "rm", "keep"], ["topic", "delete", "keep", "--before-seq", "9"]):
+        done = topics(*arguments)
+        assert done.returncode == 2
+        assert "--yes" in done.stderr
+    assert json.loads(topics.ok("topic", "show", "keep", "--json"))["count"] == 1
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def test_keys_come_from_files_and_the_config(topics: Commands, tmp_path: Path) -> None:
+    del topics.env["TOPICS_KEY"]
+    assert topics("topic", "ls").returncode == 4
+    key = tmp_path / "key"
+    key.write_text(f"# of the server\n{ADMIN_KEY}:read:x\n")
+    key.chmod(0o604)
+    done = topics("topic", "ls", "--key-file", str(key))
+    assert (done.returncode, ADMIN_KEY in done.stderr) == (2, False)
+    key.chmod(0o600)
+    topics.ok("topic", "ls", "--key-file", str(key))
+    topics.ok("topic", "ls", "--key-file", "-", stdin=ADMIN_KEY + "\n")
+    topics.ok("topic", "ls", TOPICS_KEY_FILE=str(key))
+    config = tmp_path / ".config/topics/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text(f'url = "{topics.env.pop("TOPICS_URL")}"\nkey_file = "{key}"\n')
+    topics.ok("topic", "ls")
+    config.write_text(f'key = "{ADMIN_KEY}"\n')
+    config.chmod(0o644)
+    assert topics("topic", "ls").returncode == 2
+    config.chmod(0o600)
+    topics.ok("topic", "ls", TOPICS_URL=topics.server.url)
+    config.write_text("port = 4000\n")
+    assert "port is not one of" in topics("topic", "ls").stderr
+
+
+def test_a_key_does_not_stay_on_the_command_line(topics: Commands) -> None:
+    del topics.env["TOPICS_KEY"]
+    topics.ok("topic", "append", "secret", "1", "--key", ADMIN_KEY)
+    for given in (["--key", ADMIN_KEY], [f"--key={ADMIN_KEY}"]):
+        process = topics.start("tail", "secret", "--from-seq", "0", *given)
+        try:
+            assert process.stdout is not None
+            assert '"$seq":1' in process.stdout.readline()
+            shown = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+            assert b"tail\0secret" in shown
+            assert ADMIN_KEY.encode() not in shown
+        finally:
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=30)
+        assert (process.returncode, ADMIN_KEY in out + err) == (130, False)
+
+
+# --- completion ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(topics: Commands, shell) -> None:
+    assert "_TOPICS_COMPLETE" in topics.ok("completion", shell)
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        ("topics qu", "queue"),
+        ("topics queue na", "nack"),
+        ("topics topic show compl", "complete-me"),
+        ("topics tail --unt", "--until-caught-up"),
+    ],
+)
+def test_words_are_completed(topics: Commands, words, found) -> None:
+    topics.ok("topic", "create", "complete-me")
+    asked = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_TOPICS_COMPLETE": "bash_complete"}
+    # The variable's name comes from the program's.
+    code = "from topics.cli import main; main(prog_name='topics')"
+    env = topics.env | asked
+    done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60)
+    assert f"plain,{found}" in done.stdout.splitlines()
+
+
+def test_a_pipe_that_ends_early_is_quiet(topics: Commands) -> None:
+    topics.ok("topic", "append", "long", stdin="\n".join(map(str, range(5000))))
+    process = topics.start("topic", "diff", "long", "--all")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    wait_until(lambda: process.poll() is not None, "it to end")
+    assert "Traceback" not in process.stderr.read()
+    process.stderr.close()
+    assert os.WIFEXITED(process.returncode << 8)
