@@ -145,6 +145,18 @@ WATCH_SAVE_BYTES = 1 * MIB  # of cursors that a stopping shard stores in one wri
 # --- routers ------------------------------------------------------------------------------------------------------
 CONTROL_LOCK_MS = 10_000  # a change of routers waits this long for others that are being made
 CONTROL_LOCK_RETRY_MS = 2
+HOPS_MAX = 8  # routers with `allow_cycle` pass a record on that came over fewer than this many
+FORWARD_RECORDS = 1000  # of a source that are looked at for one message
+FORWARD_BYTES = 1 * MIB
+FORWARD_RETRY_MIN_MS = 10  # while a destination refuses copies or is down, doubling up to the next line
+FORWARD_RETRY_MAX_MS = 1_000
+FORWARD_SKIPPED_MAX = 1000  # records that were not forwarded before the destination is told how far the router is
+FORWARD_POSITIONS = 1024  # places that a source remembers, to put copies back where they were
+MARK_MS = 100  # how far copies have come is logged this often
+CURSORS_MS = 1_000  # and where a router to an ephemeral topic stands, in its source
+SETTLE_MS = 50  # a read waits this long for copies of what was there when it came
+REFILL_WAIT_MS = 2_000  # and this long for copies that are made again after a crash
+DERIVED_HOPS_MAX = 16  # topics along a chain that a read waits for
 
 # --- the board ----------------------------------------------------------------------------------------------------
 BOARD_LOCK_MS = 250  # the lock is held for microseconds; longer than this, its holder has been stopped

@@ -116,12 +116,12 @@ def retry_that_is_written_again() -> Patches:
 
 
 def record_that_is_seen_before_it_is_durable() -> Patches:
-    log = Engine._log
+    log = Engine.submit
 
     def ungated(self: Engine, topic: Topic, event: Any, gate: bool, *rest: Any) -> None:
         log(self, topic, event, gate and type(event) is not Appended, *rest)
 
-    yield patch.object(Engine, "_log", ungated)
+    yield patch.object(Engine, "submit", ungated)
 
 
 BREAKS = [

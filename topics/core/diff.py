@@ -67,7 +67,8 @@ def plan(topic: Topic, query: Diff, epoch: int = 0, until: int = U64_MAX) -> Pla
     else:
         tombstone = topic.gap_after(from_seq)
         start = tombstone.gap_to if tombstone is not None else from_seq
-    windows, scanned, next_from = _select(topic, start, query, head)
+    missing = topic.derived.first_missing(start) if topic.derived is not None and topic.derived.missing else None
+    windows, scanned, next_from = _select(topic, start, query, head if missing is None else min(head, missing - 1))
     next_from = max(start, next_from)  # what lies beyond `until` may be a gap, or where a cursor already is
     return Plan(windows, tombstone, next_from, max(head, next_from), earliest, scanned)
 

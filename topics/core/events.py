@@ -16,10 +16,11 @@ import msgspec
 from topics.core.block import BadBlock, Block, decode_block, encode_body
 from topics.core.config import TopicConfig, from_wire, to_wire
 from topics.core.deletion import Deletion
+from topics.core.derivation import Mark
 from topics.core.ranges import SeqRanges
 from topics.core.residence import Kept
 
-CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH = range(1, 10)
+CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH, MARKED = range(1, 11)
 _APPENDED = struct.Struct("<QQQQIBBH")
 _LENGTH = struct.Struct("<I")
 
@@ -112,9 +113,15 @@ class CreatedAndAppended(msgspec.Struct, frozen=True):
     appended: Appended
 
 
+class Marked(msgspec.Struct, frozen=True):
+    """How far derived topics have come, several in one frame."""
+
+    marks: list[Mark]
+
+
 Event = (
     TopicCreated | TopicUpdated | TopicRemoved | Appended | RecordsDeleted | CeilingReserved | RangeLost | WentIdle
-    | CreatedAndAppended
+    | CreatedAndAppended | Marked
 )  # fmt: skip
 
 
@@ -138,6 +145,8 @@ def encode_event(event: Event) -> tuple[int, list[bytes]]:
         return RESERVED, [_pack([event.topic_id, event.ceiling])]
     if type(event) is RangeLost:
         return LOST, [_pack([event.topic_id, event.first, event.last, event.reason, event.epoch])]
+    if type(event) is Marked:
+        return MARKED, [_pack([msgspec.to_builtins(mark) for mark in event.marks])]
     assert type(event) is WentIdle
     return IDLE, []
 
@@ -179,6 +188,8 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
         return CeilingReserved(fields[0], fields[1])
     if kind == LOST:
         return RangeLost(*fields[:5])
+    if kind == MARKED:
+        return Marked([msgspec.convert(mark, Mark) for mark in fields])
     raise BadEvent(f"event kind {kind} is not known")
 
 

@@ -19,7 +19,7 @@ def render_blocks(records: Sequence[RecordIn], node: str | None, first_seq: int,
     columns = _plain(records, node, first_seq, ts) or _mixed(records, node, first_seq, ts)
     texts, data_offs, meta_lens, tags, nodes = columns
     blocks = []
-    for low, high in _cuts(texts):
+    for low, high in cut_texts(texts):
         block = Block(first_seq + low, ts)
         block.fill(texts[low:high], data_offs[low:high], meta_lens[low:high], tags[low:high], nodes[low:high])
         blocks.append(block)
@@ -93,7 +93,7 @@ def _closed(head: bytes, record: RecordIn) -> tuple[bytes, int]:
     return b'%b,"data":%b}' % (head, record.data), 0
 
 
-def _cuts(texts: Sequence[bytes]) -> list[tuple[int, int]]:
+def cut_texts(texts: Sequence[bytes]) -> list[tuple[int, int]]:
     """Where blocks begin and end: at most so many records and bytes, one record at least."""
     cuts = []
     low, size = 0, 0

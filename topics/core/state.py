@@ -11,7 +11,7 @@ from sortedcontainers import SortedList
 
 from topics import errors, limits
 from topics.core import config as configs
-from topics.core import residence
+from topics.core import derivation, residence
 from topics.core.block import Block
 from topics.core.config import ConfigPatch, TopicConfig
 from topics.core.events import (
@@ -19,6 +19,7 @@ from topics.core.events import (
     CeilingReserved,
     CreatedAndAppended,
     Event,
+    Marked,
     RangeLost,
     RecordsDeleted,
     TopicCreated,
@@ -148,11 +149,11 @@ def decide_append(
         blocks = render_blocks(request.records, request.node, topic.next_seq, ts)
     assert blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts
     if topic.config.discard == "reject":
-        _check_room(topic, len(request.records), sum([block.size for block in blocks]))
+        check_room(topic, len(request.records), sum([block.size for block in blocks]))
     return Appended(topic.id, topic.epoch, ts, topic.next_seq, len(request.records), key, blocks)
 
 
-def _check_room(topic: Topic, records: int, size: int) -> None:
+def check_room(topic: Topic, records: int, size: int) -> None:
     """discard:"reject": the whole write fits or none of it is taken.
 
     What is accepted and not durable yet takes room; what a delete frees is free when readers see it gone.
@@ -195,7 +196,9 @@ def apply(state: ShardState, event: Event, lsn: int) -> Any:
         return _apply_appended(state, event.appended, lsn)
     if type(event) is TopicCreated:
         return _apply_created(state, event, lsn)
-    if isinstance(event, WentIdle | TopicCreated | CreatedAndAppended):
+    if type(event) is Marked:
+        return _apply_marked(state, event, lsn)
+    if isinstance(event, WentIdle | TopicCreated | CreatedAndAppended | Marked):
         return None
     topic = state.by_id.get(event.topic_id)
     if topic is not None and type(event) is CeilingReserved:  # outside the topic's order: only ever raises
@@ -207,6 +210,9 @@ def apply(state: ShardState, event: Event, lsn: int) -> Any:
     topic.applied_lsn = lsn
     if type(event) is RecordsDeleted:
         topic.expire(event.ts)
+        if topic.derived is not None and topic.derived.missing and event.ranges is not None:
+            for first, last in event.ranges:
+                topic.derived.struck.add(first, last)
         if topic.leases is not None and event.ranges is not None:
             topic.leases.drop(event.ranges)
         return topic.delete(event.before_seq, event.ranges, event.prepared)
@@ -244,8 +250,7 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     if topic is None or lsn <= topic.applied_lsn:
         return topic
     topic.applied_lsn = lsn
-    if event.first_seq > topic.head_seq + 1:  # only in replay: what lay between was not in the log
-        topic.lose(topic.head_seq + 1, event.first_seq - 1, CORRUPT if state.damaged else CRASH)
+    _bridge(state, topic, event.first_seq - 1)
     if event.first_seq <= topic.head_seq:
         return topic
     topic.append(event.blocks, event.ts)
@@ -260,14 +265,32 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     return topic
 
 
+def _bridge(state: ShardState, topic: Topic, last: int) -> None:
+    """In a replay: what lies between the head and `last` was not in the log. Copies never are."""
+    if last <= topic.head_seq:
+        return
+    if topic.derived is not None and not residence.is_resident(topic):
+        derivation.miss(topic, last)
+    else:
+        topic.lose(topic.head_seq + 1, last, CORRUPT if state.damaged else CRASH)
+
+
+def _apply_marked(state: ShardState, event: Marked, lsn: int) -> None:
+    for mark in event.marks:
+        topic = state.by_id.get(mark.topic_id)
+        if topic is not None and lsn > topic.applied_lsn:
+            topic.applied_lsn = lsn
+            derivation.apply_mark(topic, mark)
+
+
 def _apply_updated(state: ShardState, topic: Topic, event: TopicUpdated) -> Topic:
     state.now_ms = max(state.now_ms, event.ts)
     was_resident = residence.is_resident(topic)
     if state.replaying and was_resident:
         topic.head_seq = max(topic.head_seq, event.head_seq)
         topic.next_seq = topic.head_seq + 1
-    elif event.head_seq > topic.head_seq:  # only in replay, as for an append
-        topic.lose(topic.head_seq + 1, event.head_seq, CORRUPT if state.damaged else CRASH)
+    else:
+        _bridge(state, topic, event.head_seq)
     if state.replaying and event.kept is not None:
         residence.restore(topic, event.kept)
     if state.replaying and was_resident and event.kept is None:
@@ -297,6 +320,8 @@ def _apply_removed(state: ShardState, topic: Topic) -> Topic:
 
 
 def _apply_lost(state: ShardState, topic: Topic, event: RangeLost) -> Topic:
+    if topic.derived is not None:
+        _bridge(state, topic, event.first - 1)
     topic.lose(event.first, event.last, event.reason)
     if topic.leases is not None:
         topic.leases.drop_range(event.first, event.last)

@@ -10,6 +10,7 @@ count and bytes are those of the live records; evict_floor <= earliest_seq <= he
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator
 from operator import attrgetter
+from typing import TYPE_CHECKING
 
 from topics.core.bits import runs, span
 from topics.core.block import Block
@@ -22,6 +23,9 @@ from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
 from topics.core.names import is_hidden_name
 from topics.core.ranges import SeqRanges
 from topics.core.tags import GENERATION_RECORDS, TagGeneration
+
+if TYPE_CHECKING:
+    from topics.core.derivation import Derived
 
 SEQ_BASE = 1
 BURY_STEP = 64  # chunks that give their files back in one go
@@ -44,6 +48,7 @@ class Topic:
         "config",
         "count",
         "delete_below",
+        "derived",
         "dirty",
         "epoch",
         "evicted",
@@ -68,6 +73,7 @@ class Topic:
         "pending_records",
         "published",
         "queued_ms",
+        "refilled",
         "removing",
         "reserved",
         "resident_from",
@@ -96,6 +102,8 @@ class Topic:
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.leases: Leases | None = None  # of a queue, once something was claimed
+        self.derived: Derived | None = None  # while a router leads here
+        self.refilled = False  # records came in behind others, which a file may have already
         self.queued_ms: int | None = None  # since when its readers wait to be served
         # Storage positions, kept here because they are per topic; the core only carries them.
         self.applied_lsn = 0
@@ -198,7 +206,26 @@ class Topic:
         current = generations[-1][1]
         current.add(block)
         if current.records >= GENERATION_RECORDS:
-            generations[-1] = (block.last_seq, current)
+            generations[-1] = (max(block.last_seq, self.head_seq), current)
+
+    def refill(self, blocks: list[Block], struck: SeqRanges) -> None:
+        """Put records in at seqs that are taken already; those in `struck` are deleted. Nothing may be there."""
+        floor = max(self.evicted.floor, self.delete_below)
+        for block in blocks:
+            chunk = Chunk.of(block)
+            chunk.open = False
+            self.chunks.insert(bisect_left(self.chunks, block.first_seq, key=_last_seq), chunk)
+            self.count += len(block)
+            self.bytes += chunk.live_bytes
+            if block.tags:
+                self._index_tags(block)
+            if block.first_seq < floor:
+                self._kill(chunk, 0, min(len(block), floor - block.first_seq))
+            for low, high in runs(struck.bits(block.first_seq, len(block))[0] if struck else 0):
+                self._kill(chunk, low, high)
+        self.refilled = True
+        self._pop_dead_front()
+        self.enforce_caps()
 
     def close_tags(self) -> None:
         """End the current generation of the tag index at the head: a checkpoint is about to store these records."""

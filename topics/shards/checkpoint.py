@@ -143,7 +143,9 @@ class Checkpoint:
         unsealed: list[Chunk] = []
         for chunk in reversed(topic.logged_chunks()):
             if chunk.file is not None and chunk.file.kind == SEGMENT:
-                break
+                if not topic.refilled:
+                    break
+                continue
             if chunk.live:
                 unsealed.append(chunk)
         unsealed.reverse()

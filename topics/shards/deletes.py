@@ -19,6 +19,7 @@ from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.errors import TopicsError, topic_not_found
 from topics.rpc.calls import Call
+from topics.shards.marks import Marks
 from topics.shards.match import MatchPlan
 from topics.shards.reader import BlockReader
 from topics.shards.slices import in_slices
@@ -29,8 +30,9 @@ Answer = Callable[[int], None]
 
 
 class Deletes:
-    def __init__(self, store: Store, reader: BlockReader, check_open: Callable[[], None]) -> None:
+    def __init__(self, store: Store, reader: BlockReader, check_open: Callable[[], None], marks: Marks) -> None:
         """`check_open` raises when the shard takes no more writes."""
+        self._marks = marks
         self._store = store
         self._engine = store.engine
         self._reader = reader
@@ -39,6 +41,7 @@ class Deletes:
     def start(self, call: Call, topic: Topic, request: Delete, answer: Answer) -> None:
         if request.match is None:
             assert request.before_seq is not None
+            self._marks.write_one(topic)  # or a replay would not know how much there was to delete
             self._engine.delete_records(topic, request.before_seq, None, answer, call.fail)
             return
         plan = self._store.plan_match(topic, Pattern(request.match), request.before_seq)

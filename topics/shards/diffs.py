@@ -13,6 +13,7 @@ import trio
 
 from topics.core import replies
 from topics.core.block import BadBlock
+from topics.core.derivation import is_blocked
 from topics.core.diff import Plan, render
 from topics.core.diff import plan as plan_diff
 from topics.core.requests import Diff
@@ -22,19 +23,21 @@ from topics.shards.engine import Engine
 from topics.shards.polls import Poll, Polls
 from topics.shards.reader import BlockReader, Missing
 from topics.shards.scheduler import Scheduler
+from topics.shards.settling import Settling
 from topics.shards.store import Store
 
 
 class Look:
     """One call, over all the times it looks."""
 
-    __slots__ = ("call", "ends", "poll", "query", "scanned", "throttle_ms", "topic_name")
+    __slots__ = ("call", "ends", "poll", "query", "scanned", "settled", "throttle_ms", "topic_name")
 
     def __init__(self, call: Call, topic_name: str, query: Diff, wait_ms: int) -> None:
         self.call = call
         self.topic_name = topic_name
         self.query = query
         self.scanned = 0
+        self.settled = False  # it has waited for the copies of its topic's source
         self.throttle_ms = 0.0
         self.poll: Poll | None = None
         self.ends = trio.current_time() + wait_ms / 1000 if wait_ms else 0.0
@@ -73,7 +76,10 @@ class Look:
 
 
 class Diffs:
-    def __init__(self, store: Store, reader: BlockReader, polls: Polls, scheduler: Scheduler) -> None:
+    def __init__(
+        self, store: Store, reader: BlockReader, polls: Polls, scheduler: Scheduler, settling: Settling
+    ) -> None:
+        self._settling = settling
         self._engine = store.engine
         self._scheduler = scheduler
         self._reader = reader
@@ -84,6 +90,8 @@ class Diffs:
         topic = self._engine.state.find(look.topic_name)
         self._engine.expire(topic)
         topic.last_read_ms = self._engine.now()
+        if topic.derived is not None and self._waits_for_copies(look, topic):
+            return
         if look.is_put_off(self._engine, topic, partial(self._again, look)):
             return
         plan = look.plan(topic)
@@ -99,6 +107,25 @@ class Diffs:
             look.call.run(self._look_on_disk, look, topic, plan, missing)
         else:
             self._answer(look, topic, plan)
+
+    def _waits_for_copies(self, look: Look, topic: Topic) -> bool:
+        """Whether a first look at a derived topic has to wait for its source, or any look for what is missing."""
+        first, look.settled = not look.settled, True
+        if first and not look.ends and not self._settling.is_settled(topic):
+            look.call.run(self._look_later, look, topic)
+            return True
+        if is_blocked(topic, look.query.from_seq):
+            look.call.run(self._look_when_there, look, topic)
+            return True
+        return False
+
+    async def _look_later(self, look: Look, topic: Topic) -> None:
+        await self._settling.wait(topic)
+        self.look(look)
+
+    async def _look_when_there(self, look: Look, topic: Topic) -> None:
+        await self._settling.wait_for_refill(topic, look.query.from_seq)
+        self.look(look)
 
     def _again(self, look: Look) -> None:
         look.throttle_ms += self._scheduler.waited_ms

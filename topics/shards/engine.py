@@ -94,13 +94,13 @@ class Engine:
         before, records, size = topic.evicted.ttl_seq, topic.count, topic.bytes
         topic.expire(self.now())
         if topic.evicted.ttl_seq != before:
-            self._note_change(topic, records, size)
+            self.note_change(topic, records, size)
 
     # --- commands -------------------------------------------------------------------------------------------------
 
     def put_topic(self, name: str, patch: ConfigPatch, done: Done, fail: Fail) -> None:
         """Create or update. `done((topic, created))` once the change is durable."""
-        self._check_writable()
+        self.check_writable()
         topic = self.state.topics.get(name)
         if topic is None:
             config = configs.merge(None, patch, name)
@@ -118,12 +118,12 @@ class Engine:
         if ends_residence:
             records, size = topic.count, topic.bytes
             update = msgspec.structs.replace(update, kept=residence.end(topic, update.config, update.ts))
-            self._note_change(topic, records, size)
+            self.note_change(topic, records, size)
         self._control(topic, update, lambda _: done((topic, False)), fail, at_once=ends_residence)
 
     def remove_topic(self, name: str, if_empty: bool, done: Done, fail: Fail) -> None:
         """`done(removed)` once the removal is durable."""
-        self._check_writable()
+        self.check_writable()
         topic = self.state.topics.get(name)
         if topic is None:
             done(False)
@@ -151,7 +151,7 @@ class Engine:
 
         `blocks` are the records, rendered while the topic was held (see `hold`) or was not there.
         """
-        self._check_writable()
+        self.check_writable()
         now = self.now()
         topic = self.state.topics.get(name)
         if topic is None:
@@ -170,7 +170,7 @@ class Engine:
         self.expire(topic)
         self._make_room_for_key(request, now)
         event = core.decide_append(self.state, topic, request, now, blocks)
-        self._admit(0, topic, event)
+        self.admit(0, topic, event)
         self._append(topic, event, done, fail)
 
     def hold(self, topic: Topic) -> tuple[int, int]:
@@ -199,7 +199,7 @@ class Engine:
 
         One event whatever its size, so it is there whole or not at all. `prepared` is the ranges, counted ahead.
         """
-        self._check_writable()
+        self.check_writable()
         if topic.parked is not None:  # as for an append
             self._park(topic, lambda: self.delete_records(topic, before_seq, ranges, done, fail, prepared), fail)
             return
@@ -208,17 +208,17 @@ class Engine:
         self.expire(topic)
         event = RecordsDeleted(topic.id, before_seq, ranges, self.now(), prepared)
         if topic.config.durability == "ephemeral":
-            self._in_turn(topic, lambda: done(self._apply_resident(topic, event)), fail)
+            self.in_turn(topic, lambda: done(self.apply_resident(topic, event)), fail)
             return
-        self._log(topic, event, topic.config.durability == "fsync", done, fail)
+        self.submit(topic, event, topic.config.durability == "fsync", done, fail)
 
     def lose_range(self, topic: Topic, first: int, last: int, reason: str, done: Done) -> None:
         """A stored range turned out to be unreadable: from now on readers are told."""
-        self._log(topic, RangeLost(topic.id, first, last, reason, 0), False, done, lambda error: None)
+        self.submit(topic, RangeLost(topic.id, first, last, reason, 0), False, done, lambda error: None)
 
     def record_loss(self, topic: Topic, loss: RangeLost) -> None:
         """What recovery found missing: in the log and in the state before anybody is served."""
-        self._log(topic, loss, False, lambda _: None, lambda _: None)
+        self.submit(topic, loss, False, lambda _: None, lambda _: None)
 
     def go_idle(self, again: bool = False) -> None:
         """Note in the log that nothing acked is at risk; the next ungated write waits for its sync."""
@@ -267,11 +267,11 @@ class Engine:
             {"retry_after_ms": 1000},
         )
 
-    def _check_writable(self) -> None:
+    def check_writable(self) -> None:
         if self.poisoned is not None:
             raise self._poison_error()
 
-    def _admit(self, new_topics: int, topic: Topic, event: Appended) -> None:
+    def admit(self, new_topics: int, topic: Topic, event: Appended) -> None:
         """Refuse what the disk, the queue or the quota has no room for, before a seq is taken."""
         size = event.size + 32 * event.count
         if self.space_bytes is not None and 2 * size + limits.SPACE_RESERVE_BYTES > self.space_bytes:
@@ -282,7 +282,7 @@ class Engine:
         if self.space_bytes is not None:
             self.space_bytes -= 2 * size  # once in the log, once in a data file
 
-    def _log(self, topic: Topic, event: Event, gate: bool, done: Done, fail: Fail) -> None:
+    def submit(self, topic: Topic, event: Event, gate: bool, done: Done, fail: Fail) -> None:
         lsn = self.log.put(event)
         if gate or topic.pending:
             topic.pending += 1
@@ -293,10 +293,10 @@ class Engine:
     def _apply(self, topic: Topic, event: Event, lsn: int) -> Any:
         records, size = topic.count, topic.bytes
         result = core.apply(self.state, event, lsn)
-        self._note_change(topic, records, size)
+        self.note_change(topic, records, size)
         return result
 
-    def _note_change(self, topic: Topic, records: int, size: int) -> None:
+    def note_change(self, topic: Topic, records: int, size: int) -> None:
         self.holdings.moved(topic, records, size)
         if not topic.dirty:
             topic.dirty = True
@@ -310,11 +310,11 @@ class Engine:
         topic.next_seq = first_seq + count
         last_seq = topic.next_seq - 1
         durability = topic.config.durability
-        gate = durability == "fsync" or (durability == "disk" and self._needs_reserve(topic, last_seq))
-        size = self._pend(topic, event) if gate or topic.pending else None
+        gate = durability == "fsync" or (durability == "disk" and self.needs_reserve(topic, last_seq))
+        size = self.pend(topic, event) if gate or topic.pending else None
 
         def finish(_: Any) -> None:
-            retries = self._settle(topic, event, size) if size is not None else ()
+            retries = self.settle(topic, event, size) if size is not None else ()
             self.register.set(topic.cell, last_seq)
             done(Appending(name, first_seq, count, topic.head_seq, False, False))
             for retry in retries:
@@ -322,11 +322,11 @@ class Engine:
             self.wake_readers(topic)
 
         if durability == "ephemeral":
-            self._in_turn(topic, lambda: finish(self._apply_resident(topic, event)), fail)
+            self.in_turn(topic, lambda: finish(self.apply_resident(topic, event)), fail)
         else:
-            self._log(topic, event, gate, finish, fail)
+            self.submit(topic, event, gate, finish, fail)
 
-    def _pend(self, topic: Topic, event: Appended) -> int:
+    def pend(self, topic: Topic, event: Appended) -> int:
         """Count a write that has to wait against caps and keys, until it is settled; its size."""
         size = event.size
         topic.pending_records += event.count
@@ -337,29 +337,29 @@ class Engine:
             topic.pending_keys[event.key] = []
         return size
 
-    def _settle(self, topic: Topic, event: Appended, size: int) -> Retries:
+    def settle(self, topic: Topic, event: Appended, size: int) -> Retries:
         """It waits no more; the retries that waited for it."""
         topic.pending_records -= event.count
         topic.pending_bytes -= size
         self.holdings.pended(topic, -size)
         return topic.pending_keys.pop(event.key, []) if event.key and topic.pending_keys is not None else []
 
-    def _apply_resident(self, topic: Topic, event: Event) -> Any:
+    def apply_resident(self, topic: Topic, event: Event) -> Any:
         """An event that never reaches the log; its position is that of the topic's last logged event."""
         applied = topic.applied_lsn
         result = self._apply(topic, event, applied + 1)
         topic.applied_lsn = applied
         return result
 
-    def _in_turn(self, topic: Topic, action: Callable[[], None], fail: Fail) -> None:
-        """Run `action` after everything that is pending on the topic."""
-        if not topic.pending:
+    def in_turn(self, topic: Topic, action: Callable[[], None], fail: Fail, *, after_sync: bool = False) -> None:
+        """Run `action` after everything that is pending on the topic, or after the next sync."""
+        if not topic.pending and not after_sync:
             action()
             return
         topic.pending += 1
         self._pending.append(Pending(self.log.last_lsn, topic, None, lambda _: action(), fail))
 
-    def _needs_reserve(self, topic: Topic, last_seq: int) -> bool:
+    def needs_reserve(self, topic: Topic, last_seq: int) -> bool:
         """Keep the durable ceiling ahead of a `disk` topic; True if this write must wait for its sync."""
         if last_seq + limits.CEILING_AHEAD // 2 > topic.reserved:
             topic.reserved = last_seq + limits.CEILING_AHEAD
@@ -375,14 +375,14 @@ class Engine:
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
         event = core.decide_append(self.state, draft, request, now, blocks)
-        self._admit(1, draft, event)
+        self.admit(1, draft, event)
         last_seq = event.first_seq + event.count - 1
         both: Event = created if config.durability == "ephemeral" else CreatedAndAppended(created, event)
 
         def finish(topic: Topic) -> None:
             if config.durability == "ephemeral":
-                self._apply_resident(topic, event)
-            retries = self._settle(topic, event, size)
+                self.apply_resident(topic, event)
+            retries = self.settle(topic, event, size)
             self.register.set(topic.cell, last_seq)
             done(Appending(name, event.first_seq, event.count, topic.head_seq, True, False))
             for retry in retries:
@@ -391,7 +391,7 @@ class Engine:
 
         topic = self._create(created, both, finish, fail)
         topic.next_seq = last_seq + 1
-        size = self._pend(topic, event)
+        size = self.pend(topic, event)
 
     def _create(self, created: TopicCreated, event: Event, done: Done, fail: Fail) -> Topic:
         """Bring a topic into being. It takes seqs at once, but nobody sees it before it is durable."""
@@ -465,7 +465,7 @@ class Engine:
             topic.pending += 1
             self._pending.append(Pending(self.log.last_lsn, topic, None, finish, fail))
         else:
-            self._log(topic, event, True, finish, fail)
+            self.submit(topic, event, True, finish, fail)
 
     def _parks(self, topic: Topic, command: Callable[[], None], fail: Fail) -> bool:
         """Whether a control command must wait: the topic is not durable yet, or another one is on its way."""
@@ -476,7 +476,7 @@ class Engine:
             topic.held.append(lambda: self.redo(command, fail))
             return True
         if not topic.published:
-            self._in_turn(topic, lambda: self.redo(command, fail), fail)
+            self.in_turn(topic, lambda: self.redo(command, fail), fail)
             return True
         return False
 

@@ -121,10 +121,52 @@ class LinkHead(msgspec.Struct, frozen=True):
     dest: str
 
 
-class UnlinkHead(msgspec.Struct, frozen=True):
-    names: tuple[str, ...]
-    generation: Count
+class StoreHead(msgspec.Struct, frozen=True):
     dest: str
+    dest_id: Count
+
+
+class UnlinkHead(StoreHead, frozen=True):
+    names: tuple[str, ...] = ()
+    generation: Count = 0
+
+
+class AttachDerivedHead(msgspec.Struct, frozen=True):
+    dest: str
+    dest_id: Count
+    generation: Count
+    routers: dict[str, Count]  # name → generation
+    source: str
+    source_id: Count
+    epoch: Count
+    source_head: Count
+    start: Count  # where to begin if nothing is known
+    cursor: Count  # how far the source believes to be
+    positions: tuple[tuple[Count, Count], ...] = ()  # (seq of the source, seq here) that it remembers
+
+
+class TakeHead(msgspec.Struct, frozen=True):
+    dest: str
+    dest_id: Count
+    generation: Count
+    from_seq: Count  # the copies are of the source's records above this
+    to_seq: Count  # and up to this
+    routers: tuple[str, ...]
+
+
+class TrimHead(TakeHead, frozen=True):
+    missed: int = 1  # records that the source lost
+
+
+class FillHead(TakeHead, frozen=True):
+    lost: int = 0  # seqs at the beginning that the source cannot show
+    last: bool = False  # the source has no more
+
+
+class SettleHead(msgspec.Struct, frozen=True):
+    source: str
+    dest: str
+    depth: Count = 0
 
 
 class MetricsHead(msgspec.Struct, frozen=True):

@@ -13,7 +13,7 @@ import xxhash
 
 from topics.core.block import BadBlock, Block, BlockHead, check_frame, mask_from_flags
 from topics.core.chunk import DataFile
-from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, decode_event
+from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, Marked, decode_event
 from topics.ids import SLOTS
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.recovery import REGISTER
@@ -105,6 +105,8 @@ def _event_fields(event: Event) -> Line:
         fields["n"] = fields.pop("ranges").count
     if "config" in fields:
         fields["durability"] = fields.pop("config").durability
+    if isinstance(event, Marked):
+        return {"marks": [msgspec.to_builtins(mark) for mark in event.marks]}
     hidden = ("kept", "prepared")
     return {name: value for name, value in fields.items() if name not in hidden and value is not None}
 

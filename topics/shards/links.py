@@ -2,7 +2,8 @@
 
     method          head
     derived.link    name, generation, source, dest
-    derived.unlink  names, generation, dest
+    derived.unlink  names, generation, dest, dest_id
+    derived.store   dest, dest_id
 
 A link is durable before its router is defined, and goes before the definition does. A crash in between leaves a link
 whose router is not there: it forwards nothing and is in nobody's way. The next put of that name writes it again, and
@@ -10,20 +11,29 @@ it goes with its topic.
 """
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 import msgspec
 
 from topics import errors
+from topics.core.derivation import Mark
+from topics.core.topic import Topic
+from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
 from topics.shards.book import Book
-from topics.shards.heads import LinkHead, UnlinkHead, read_head
+from topics.shards.heads import LinkHead, StoreHead, UnlinkHead, read_head
+from topics.shards.marks import Marks
 from topics.shards.store import Store
 from topics.shards.waiting import wait_for
 
 NAME = "$links"
-METHODS = ("derived.link", "derived.unlink")
+METHODS = ("derived.link", "derived.unlink", "derived.store")
+Stored = Callable[[Topic], Awaitable[bool]]
 _encode = msgspec.msgpack.Encoder().encode
+
+
+async def _never(_: Topic) -> bool:
+    return False
 
 
 class Link(msgspec.Struct, frozen=True, array_like=True):
@@ -36,9 +46,11 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Links:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, marks: Marks) -> None:
         """Reads the book, so it is for recovery's thread; everything else is for the loop."""
         self._engine = store.engine
+        self._marks = marks
+        self.stored: Stored = _never  # the shard's: see `Shard.stored`
         self._book = Book(store, NAME)
         self._links: dict[str, Link] = {}
         self._by_dest: dict[int, set[str]] = defaultdict(set)  # topic id → routers
@@ -46,7 +58,7 @@ class Links:
             self._note(name, msgspec.msgpack.decode(entry, type=Link))
 
     def handlers(self) -> Mapping[str, Handler]:
-        return dict(zip(METHODS, (self._on_link, self._on_unlink), strict=True))
+        return dict(zip(METHODS, (self._on_link, self._on_unlink, self._on_store), strict=True))
 
     def into(self, topic_id: int) -> dict[str, Link]:
         """The routers that lead to a topic, by name."""
@@ -66,13 +78,12 @@ class Links:
 
     def _on_link(self, call: Call) -> None:
         async def run() -> None:
-            await self.link(read_head(call.head, LinkHead))
-            call.reply({})
+            call.reply({"dest_id": await self.link(read_head(call.head, LinkHead))})
 
         call.run(run)
 
-    async def link(self, head: LinkHead) -> None:
-        """Until it is durable. Raises `topic_not_found`."""
+    async def link(self, head: LinkHead) -> int:
+        """Until it is durable; the topic's id. Raises `topic_not_found`."""
         dest = self._engine.state.find(head.dest)
         link = Link(head.generation, head.source, head.dest, dest.id)
         if self._links.get(head.name) != link:
@@ -80,6 +91,7 @@ class Links:
             self._note(head.name, link)
         if dest.removing:
             raise errors.topic_not_found(head.dest)
+        return dest.id
 
     def _on_unlink(self, call: Call) -> None:
         async def run() -> None:
@@ -89,9 +101,29 @@ class Links:
         call.run(run)
 
     async def unlink(self, head: UnlinkHead) -> None:
-        """Until it is durable. A link of a later generation stays."""
+        """Until it is durable, and so is all that came over it. A link of a later generation stays."""
+        await self.store(head)
         found = {name: self._links[name] for name in head.names if name in self._links}
         await self.forget([name for name, link in found.items() if link.generation <= head.generation])
+        topic = self._engine.state.by_id.get(head.dest_id)
+        if topic is not None and not topic.removing and topic.derived is not None and not self.into(topic.id):
+            await self._marks.change(topic, Mark(topic.id, 0))
+
+    def _on_store(self, call: Call) -> None:
+        async def run() -> None:
+            await self.store(read_head(call.head, StoreHead))
+            call.reply({})
+
+        call.run(run)
+
+    async def store(self, head: StoreHead) -> None:
+        """Until no copy in this topic has to be made again after a crash. Raises `not_ready` if that cannot be now."""
+        topic = self._engine.state.by_id.get(head.dest_id)
+        if topic is None or topic.removing or topic.derived is None or topic.config.durability == "ephemeral":
+            return
+        if topic.derived.missing or not await self.stored(topic):
+            message = f'copies in topic "{topic.name}" cannot be stored yet; retry in a moment'
+            raise TopicsError(errors.NOT_READY, message, {"topic": topic.name, "retry_after_ms": 500})
 
     async def forget(self, names: list[str]) -> None:
         await wait_for(lambda done, fail: self._book.remove_all(names, done, fail))

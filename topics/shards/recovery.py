@@ -13,8 +13,9 @@ import xxhash
 
 from topics import limits
 from topics.clock import Clock
+from topics.core import derivation
 from topics.core.chunk import Chunk, DataFile
-from topics.core.events import IDLE, CreatedAndAppended, Event, RangeLost, WentIdle, decode_event
+from topics.core.events import IDLE, CreatedAndAppended, Event, Marked, RangeLost, WentIdle, decode_event
 from topics.core.loss import CORRUPT, CRASH
 from topics.core.ranges import SeqRanges
 from topics.core.state import ShardState, apply
@@ -272,6 +273,8 @@ def _replay(
 def _topic_of(event: Event) -> tuple[int, ...]:
     if type(event) is CreatedAndAppended:
         return (event.created.topic_id,)
+    if type(event) is Marked:
+        return tuple(mark.topic_id for mark in event.marks)
     assert type(event) is not CreatedAndAppended
     return () if type(event) is WentIdle else (event.topic_id,)  # type: ignore[union-attr]
 
@@ -300,6 +303,9 @@ def _find_losses(
         if durability == "ephemeral":  # its deletes were not logged, so nothing of what came back can stand
             first, reason = _first_untold(topic), CRASH
         last = max(last, topic.head_seq)
+        if topic.derived is not None and durability != "ephemeral":  # these were copies, perhaps: the source tells
+            derivation.miss(topic, last)
+            first = last + 1
         if first <= last or fresh_epoch:
             losses.append(RangeLost(topic.id, first, last, reason, fresh_epoch))
     return losses
@@ -326,7 +332,7 @@ def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[R
             engine.dirty.add(topic)
     engine.removed_topics = [topic_id for topic_id in snap.topics if topic_id not in state.by_id]
     for topic in state.by_id.values():
-        if topic.flips and not topic.dirty:
+        if (topic.flips or (topic.derived is not None and topic.derived.missing)) and not topic.dirty:
             topic.dirty = True
             engine.dirty.add(topic)
     for loss in losses:

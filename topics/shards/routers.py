@@ -6,6 +6,7 @@
     router.drop   name, dest_gone (nothing to tell it)                       dropped
     router.state  name                                                       found, forwarded_total (definition)
     router.page   after, prefix, limit, prefixes, source, dest               names, sizes, more (entries, joined)
+    router.settle see settling.py
 
 Gateways check the graph over all shards and change it one at a time (gateway/router_routes.py). A definition is in a
 book here, a link that points back is in the shard of the destination (links.py), so that either end can be removed
@@ -18,8 +19,10 @@ without asking all shards. What a crash leaves:
 """
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
+from typing import Any, TypeVarTuple, Unpack
 
 import msgspec
 import trio
@@ -27,21 +30,42 @@ from sortedcontainers import SortedDict
 
 from topics import errors, limits
 from topics.core import replies
+from topics.core.forward import Copies
 from topics.core.names import check_router_name
 from topics.core.routes import Definition
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
 from topics.shards.book import Book
-from topics.shards.heads import LinkHead, RouterHead, RouterPageHead, RouterPutHead, UnlinkHead, read_head
+from topics.shards.derived import METHODS as DERIVED_METHODS
+from topics.shards.derived import Derivation
+from topics.shards.forwarding import Route
+from topics.shards.heads import (
+    AttachDerivedHead,
+    FillHead,
+    LinkHead,
+    RouterHead,
+    RouterPageHead,
+    RouterPutHead,
+    StoreHead,
+    TakeHead,
+    TrimHead,
+    UnlinkHead,
+    read_head,
+)
+from topics.shards.links import METHODS as LINK_METHODS
 from topics.shards.links import Link, Links
+from topics.shards.marks import Marks
 from topics.shards.peers import Peers
+from topics.shards.reader import BlockReader
 from topics.shards.store import Store
 from topics.shards.waiting import wait_for
 
 log = logging.getLogger(__name__)
 NAME = "$routers"
-METHODS = ("routers", "router.put", "router.drop", "router.state", "router.page")
+OWN = ("routers", "router.put", "router.drop", "router.state", "router.page")
+METHODS = (*OWN, *LINK_METHODS, *DERIVED_METHODS)
+ArgsT = TypeVarTuple("ArgsT")
 _encode = msgspec.msgpack.Encoder().encode
 _definition = msgspec.msgpack.Decoder(Definition)
 
@@ -52,6 +76,7 @@ class Router(msgspec.Struct, frozen=True, array_like=True):
     generation: int
     definition: Definition
     source_id: int
+    dest_id: int
     start: int  # records of the source up to this seq are not forwarded
     created_ms: int
 
@@ -59,13 +84,18 @@ class Router(msgspec.Struct, frozen=True, array_like=True):
 class Routers:
     def __init__(self, store: Store, peers: Peers) -> None:
         """Reads the books, so it is for recovery's thread; everything else is for the loop."""
-        self._engine = store.engine
-        self._peers = peers
+        self.engine = store.engine
+        self.peers = peers
+        self.reader = BlockReader(store)
+        self.marks = Marks(store.engine)
+        self.links = Links(store, self.marks)
+        self._derivation = Derivation(store, self.links, self.marks)
         self._book = Book(store, NAME)
         self._routers: SortedDict[str, Router] = SortedDict()
         self._orphans: dict[str, Router] = {}  # whose source is gone
+        self._routes: dict[tuple[str, str], Route] = {}
         self._control = trio.Lock()  # one change of definitions at a time
-        self.links = Links(store)
+        self._tasks: trio.Nursery | None = None
         topics = store.engine.state.topics
         for name, entry in self._book.load():
             router = msgspec.msgpack.decode(entry, type=Router)
@@ -75,18 +105,84 @@ class Routers:
         self._count()
 
     def _count(self) -> None:
-        self._engine.holdings.routers = len(self._routers)
+        self.engine.holdings.routers = len(self._routers)
 
     def handlers(self) -> Mapping[str, Handler]:
-        own = zip(METHODS, (self.graph, self.put, self.drop, self.state, self.page), strict=True)
-        return {**dict(own), **self.links.handlers()}
+        own = zip(OWN, (self.graph, self.put, self.drop, self.state, self.page), strict=True)
+        return {**dict(own), **self.links.handlers(), **self._derivation.handlers()}
 
     async def run(self) -> None:
         """What goes on beside the calls, until cancelled."""
+        async with trio.open_nursery() as nursery:
+            self._tasks = nursery
+            nursery.start_soon(self.marks.run)
+            for router in list(self._routers.values()):
+                self._refresh(router.definition.edge)
+            nursery.start_soon(self._mend)
+
+    async def _mend(self) -> None:
+        """Routers whose source went in a crash."""
         for name, router in self._orphans.items():
             await self._try_unlink(name, router)
         await self._forget(list(self._orphans))
         self._orphans = {}
+
+    # --- routes ---------------------------------------------------------------------------------------------------
+
+    def route(self, source: str, dest: str) -> Route | None:
+        return self._routes.get((source, dest))
+
+    def _refresh(self, edge: tuple[str, str]) -> None:
+        """Begin, change or end the worker of a pair, as the definitions say."""
+        routers = {name: router for name, router in self._routers.items() if router.definition.edge == edge}
+        route = self._routes.get(edge)
+        if not routers:
+            if route is not None:
+                route.scope.cancel()
+                del self._routes[edge]
+            return
+        if route is None:
+            assert self._tasks is not None
+            route = self._routes[edge] = Route(self, self.engine.state.topics[edge[0]], edge[1])
+            route.define(routers)
+            self._tasks.start_soon(route.run)
+        else:
+            route.define(routers)
+
+    @asynccontextmanager
+    async def _paused(self, edge: tuple[str, str]) -> AsyncIterator[None]:
+        """No copies are on their way along this pair."""
+        route = self._routes.get(edge)
+        if route is None:
+            yield
+        else:
+            async with route.busy:
+                yield
+
+    def dest_is_gone(self, names: list[str]) -> None:
+        """For a worker that found no destination: its routers cannot exist."""
+
+        async def drop() -> None:
+            for name in names:
+                await self._drop(name, dest_gone=True)
+
+        assert self._tasks is not None
+        self._tasks.start_soon(drop)
+
+    async def ask(self, dest: str, method: str, head: Mapping[str, Any], copies: Copies | None) -> Mapping[str, Any]:
+        """The destination's side, in this shard or in another one."""
+        peer = self.peers.owner_of(dest)
+        if peer is not None:
+            body = _encode(copies) if copies is not None else b""
+            return (await peer.call(method, head, body, deadline_ms=limits.CALL_DEADLINE_MS)).head
+        if method == "derived.attach":
+            return await self._derivation.attach(read_head(head, AttachDerivedHead))
+        if method == "derived.trim":
+            return await self._derivation.trim(read_head(head, TrimHead))
+        assert copies is not None
+        if method == "derived.take":
+            return await self._derivation.take(read_head(head, TakeHead), copies)
+        return await self._derivation.fill(read_head(head, FillHead), copies)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -126,7 +222,8 @@ class Routers:
         return replies.close(replies.opened(fields))
 
     def _forwarded(self, name: str) -> int:
-        return 0
+        route = self._routes.get(self._routers[name].definition.edge)
+        return route.totals.get(name, 0) if route is not None else 0
 
     # --- definitions ----------------------------------------------------------------------------------------------
 
@@ -135,22 +232,29 @@ class Routers:
         call.run(self._put, call, check_router_name(head.name), head.generation, _definition.decode(call.body))
 
     async def _put(self, call: Call, name: str, generation: int, definition: Definition) -> None:
-        """The link, then the definition. Answered when the router's place in the source is pinned."""
+        """The link, then the definition. Answered when the router's place in the source is pinned.
+
+        What an old definition has forwarded is stored first: the new one could not make it again.
+        """
         async with self._control:
-            source = self._engine.state.find(definition.source)
+            source = self.engine.state.find(definition.source)
             current = self._routers.get(name)
-            stays = current is not None and current.definition.edge == definition.edge
-            if current is not None and not stays:
-                await self._unlink([name], current)
-            await self._link(name, generation, definition)
-            start = current.start if stays and current is not None else source.head_seq
-            router = Router(generation, definition, source.id, start, self._engine.now())
-            await wait_for(lambda done, fail: self._book.put(name, _encode(router), done, fail))
-            if source.removing:  # it went while this was under way
-                await self._forget([name])
-                raise errors.topic_not_found(definition.source)
-            self._routers[name] = router
-            self._count()
+            if current is not None and current.definition.edge != definition.edge:
+                await self._retire(name, current)
+                current = None
+            async with self._paused(definition.edge):
+                if current is not None:
+                    await self._store(current)
+                dest_id = await self._link(name, generation, definition)
+                start = current.start if current is not None else source.head_seq
+                router = Router(generation, definition, source.id, dest_id, start, self.engine.now())
+                await wait_for(lambda done, fail: self._book.put(name, _encode(router), done, fail))
+                if source.removing:  # it went while this was under way
+                    await self._forget([name])
+                    raise errors.topic_not_found(definition.source)
+                self._routers[name] = router
+                self._count()
+                self._refresh(definition.edge)
         call.reply({})
 
     def drop(self, call: Call) -> None:
@@ -165,10 +269,24 @@ class Routers:
             router = self._routers.get(name)
             if router is None:
                 return False
-            if not dest_gone:
-                await self._unlink([name], router)
-            await self._forget([name])
+            if dest_gone:
+                await self._forget([name])
+                self._refresh(router.definition.edge)
+            else:
+                await self._retire(name, router)
         return True
+
+    async def _retire(self, name: str, router: Router) -> None:
+        """What was committed goes on its way; then nothing more does. What has been forwarded stays."""
+        edge = router.definition.edge
+        route = self._routes.get(edge)
+        if route is not None:
+            with trio.move_on_after(limits.SETTLE_MS / 1000):
+                await route.settled()
+        async with self._paused(edge):
+            await self._unlink([name], router)
+            await self._forget([name])
+            self._refresh(edge)
 
     async def _forget(self, names: list[str]) -> None:
         await wait_for(lambda done, fail: self._book.remove_all(names, done, fail))
@@ -178,24 +296,35 @@ class Routers:
 
     # --- the other end --------------------------------------------------------------------------------------------
 
-    async def _link(self, name: str, generation: int, definition: Definition) -> None:
+    async def _link(self, name: str, generation: int, definition: Definition) -> int:
+        """The id of the destination."""
         dest = definition.dest
         head = {"name": name, "generation": generation, "source": definition.source, "dest": dest}
-        peer = self._peers.owner_of(dest)
+        peer = self.peers.owner_of(dest)
         if peer is None:
-            await self.links.link(read_head(head, LinkHead))
-        else:
-            await peer.call("derived.link", head, deadline_ms=limits.CALL_DEADLINE_MS)
+            return await self.links.link(read_head(head, LinkHead))
+        reply = await peer.call("derived.link", head, deadline_ms=limits.CALL_DEADLINE_MS)
+        return int(reply.head["dest_id"])
 
     async def _unlink(self, names: list[str], router: Router) -> None:
-        """Until the destination takes nothing more from these routers."""
+        """Until the destination has stored its copies and takes nothing more from these routers."""
         dest = router.definition.dest
-        head = {"names": names, "generation": router.generation, "dest": dest}
-        peer = self._peers.owner_of(dest)
+        head = {"names": names, "generation": router.generation, "dest": dest, "dest_id": router.dest_id}
+        peer = self.peers.owner_of(dest)
         if peer is None:
             await self.links.unlink(read_head(head, UnlinkHead))
         else:
             await peer.call("derived.unlink", head, deadline_ms=limits.CALL_DEADLINE_MS)
+
+    async def _store(self, router: Router) -> None:
+        """Until the destination needs this router for nothing that it has."""
+        dest = router.definition.dest
+        head = {"dest": dest, "dest_id": router.dest_id}
+        peer = self.peers.owner_of(dest)
+        if peer is None:
+            await self.links.store(read_head(head, StoreHead))
+        else:
+            await peer.call("derived.store", head, deadline_ms=limits.CALL_DEADLINE_MS)
 
     async def _try_unlink(self, name: str, router: Router) -> None:
         try:
@@ -213,15 +342,22 @@ class Routers:
         return [name for name, router in self._routers.items() if router.definition.source == topic.name]
 
     async def remove_topic(self, topic: Topic, if_empty: bool) -> tuple[bool, list[str]]:
-        """Remove a topic, then every router that has it as an end; whether it was there, and their names."""
-        removed = await wait_for(lambda done, fail: self._engine.remove_topic(topic.name, if_empty, done, fail))
-        if not removed:
-            return False, []
-        async with self._control:
-            leaving = self._out_of(topic)
-            for name in leaving:
-                await self._try_unlink(name, self._routers[name])
-            await self._forget(leaving)
+        """Remove a topic and every router that has it as an end; whether it was there, and their names.
+
+        Destinations store their copies before the source goes: nobody could make them again.
+        """
+        async with self._control, AsyncExitStack() as paused:
+            leaving = {name: self._routers[name] for name in self._out_of(topic)}
+            for edge in {router.definition.edge for router in leaving.values()}:
+                await paused.enter_async_context(self._paused(edge))
+            await _at_once(self._store, [(router,) for router in leaving.values()])
+            removed = await wait_for(lambda done, fail: self.engine.remove_topic(topic.name, if_empty, done, fail))
+            if not removed:
+                return False, []
+            await _at_once(self._try_unlink, list(leaving.items()))
+            await self._forget(list(leaving))
+            for router in leaving.values():
+                self._refresh(router.definition.edge)
         arriving = self.links.into(topic.id)
         gone = [name for name, link in arriving.items() if await self._drop_at_source(name, link)]
         await self.links.forget(list(arriving))
@@ -229,7 +365,7 @@ class Routers:
 
     async def _drop_at_source(self, name: str, link: Link) -> bool:
         """Whether the router was there. If its shard is down it is removed when it next tries to reach this one."""
-        peer = self._peers.owner_of(link.source)
+        peer = self.peers.owner_of(link.source)
         if peer is None:
             return await self._drop(name, dest_gone=True)
         try:
@@ -240,6 +376,23 @@ class Routers:
                 raise
             return True
         return bool(reply.head["dropped"])
+
+
+async def _at_once(method: Callable[[Unpack[ArgsT]], Awaitable[None]], calls: list[tuple[*ArgsT]]) -> None:
+    """All calls side by side. Raises what the first that failed raised."""
+    failed: list[TopicsError] = []
+
+    async def run(*args: *ArgsT) -> None:
+        try:
+            await method(*args)
+        except TopicsError as error:
+            failed.append(error)
+
+    async with trio.open_nursery() as nursery:
+        for args in calls:
+            nursery.start_soon(run, *args)
+    if failed:
+        raise failed[0]
 
 
 def _is_shown(head: RouterPageHead, name: str, definition: Definition) -> bool:

@@ -57,7 +57,6 @@ from topics.shards.heads import (
     TopicHead,
     read_head,
 )
-from topics.shards.links import METHODS as LINK_METHODS
 from topics.shards.polls import Polls
 from topics.shards.queues import METHODS as QUEUE_METHODS
 from topics.shards.queues import Queues
@@ -67,6 +66,7 @@ from topics.shards.routers import Routers
 from topics.shards.scheduler import Scheduler
 from topics.shards.sessions import METHODS as WATCH_METHODS
 from topics.shards.sessions import Sessions
+from topics.shards.settling import Settling
 from topics.shards.store import Store
 
 METHODS = (
@@ -74,7 +74,7 @@ METHODS = (
     *WATCH_METHODS,
     *QUEUE_METHODS,
     *ROUTER_METHODS,
-    *LINK_METHODS,
+    "router.settle",
 )
 
 
@@ -96,8 +96,9 @@ class Service:
         self.bodies = Bodies()
         self.draining = False
         self.scheduler = Scheduler(store.engine)
-        self._diffs = Diffs(store, self.reader, self.polls, self.scheduler)
-        self._deletes = Deletes(store, self.reader, self.check_open)
+        self._settling = Settling(routers)
+        self._diffs = Diffs(store, self.reader, self.polls, self.scheduler, self._settling)
+        self._deletes = Deletes(store, self.reader, self.check_open, routers.marks)
 
     def handlers(self) -> Mapping[str, Handler]:
         return {
@@ -113,6 +114,7 @@ class Service:
             **{method: self._writes(handler) for method, handler in self.sessions.handlers().items()},
             **{method: self._writes(handler) for method, handler in self.queues.handlers().items()},
             **{method: self._writes(handler) for method, handler in self.routers.handlers().items()},
+            "router.settle": self._settling.settle,
         }
 
     def _writes(self, handler: Handler) -> Handler:
@@ -146,6 +148,16 @@ class Service:
     def state(self, call: Call) -> None:
         head = read_head(call.head, StateHead)
         topic = self._find(head.topic)
+        if self._settling.is_settled(topic):
+            self._reply_state(call, head, topic)
+        else:
+            call.run(self._state_later, call, head, topic)
+
+    async def _state_later(self, call: Call, head: StateHead, topic: Topic) -> None:
+        await self._settling.wait(topic)
+        self._reply_state(call, head, self._find(head.topic))
+
+    def _reply_state(self, call: Call, head: StateHead, topic: Topic) -> None:
         now = self._engine.now()
         self._engine.expire(topic)
         if head.touch:

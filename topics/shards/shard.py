@@ -15,6 +15,7 @@ import trio
 
 from topics import errors, limits
 from topics.clock import Clock, SystemClock
+from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
@@ -187,6 +188,7 @@ class Shard:
         self.store = store
         committer = self.committer = Committer(store, self._poison, self._threads)
         self.service = Service(store, committer, sessions, queues, routers)
+        routers.links.stored = self.stored
         self._served = self.service.handlers()
         gc.freeze()
         gc.enable()
@@ -237,7 +239,16 @@ class Shard:
             with trio.CancelScope(shield=True):
                 await self._checkpoint(self.store)
 
-    async def _checkpoint(self, store: Store) -> None:
+    async def stored(self, topic: Topic) -> bool:
+        """Whether a checkpoint has everything that is in a topic now; one is made for it if need be."""
+        assert self.store is not None
+        done = True
+        async with self._checkpoints:
+            with trio.CancelScope(shield=True):
+                done = not topic.dirty or await self._checkpoint(self.store)
+        return done
+
+    async def _checkpoint(self, store: Store) -> bool:
         assert self.committer is not None
         work = store.begin_checkpoint()
         try:
@@ -245,20 +256,21 @@ class Shard:
             await self.committer.flushed(work.needs_lsn)
             if self._poisoned.is_set():
                 work.abandon()
-                return
+                return False
             await trio.to_thread.run_sync(work.write)
         except Exception as error:
             # Whatever it was (no file handle, no space, a bug), what was captured must count as not stored.
             if work.committing:
                 self._poison(f"snapshot: {error}")
-                return
+                return False
             log.warning("checkpoint put off: %s", error, exc_info=not isinstance(error, OSError))
             work.abandon()
-            return
+            return False
         await in_slices(work.install())
         store.forget(work)
         await trio.to_thread.run_sync(work.sweep)
         gc.freeze()
+        return True
 
     async def _checkpoint_when_due(self) -> None:
         assert self.store is not None

@@ -28,6 +28,7 @@ import xxhash
 
 from topics.core.chunk import DataFile
 from topics.core.config import from_wire, to_wire
+from topics.core.derivation import Derived
 from topics.core.idempotency import KeyWindow, drop_older
 from topics.core.loss import Hole
 from topics.core.ranges import SeqRanges
@@ -130,6 +131,7 @@ def encode_topic(topic: Topic, packs_from: int) -> bytes:
             topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
             topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, packs_from,
             topic.unflipped().encode(), topic.resident_from,
+            *([topic.derived.pack(topic)] if topic.derived is not None else []),
         ]
     )  # fmt: skip
 
@@ -138,8 +140,8 @@ def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, 
     """The topic without its log (chunks come from the data files), and the deletes to lay over that."""
     (
         name, epoch, config, head_seq, last_ts, delete_below, cap_seq, ttl_seq, ranges, holes, applied_lsn, ceiling,
-        cell, last_write_ms, packs_from, unflipped, resident_from,
-    ) = msgpack.unpackb(data, raw=False, strict_map_key=False)[:17]  # fmt: skip
+        cell, last_write_ms, packs_from, unflipped, resident_from, derived,
+    ) = [*msgpack.unpackb(data, raw=False, strict_map_key=False), None][:18]  # fmt: skip
     topic = Topic(topic_id, name, epoch, from_wire(config))
     topic.head_seq = head_seq
     topic.next_seq = head_seq + 1
@@ -155,6 +157,7 @@ def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, 
     topic.packs_from = packs_from
     topic.resident_from = resident_from
     topic.last_write_ms = last_write_ms
+    topic.derived = Derived.unpack(derived) if derived is not None else None
     if keys:
         topic.keys = KeyWindow()
         topic.keys.load(keys)

@@ -195,7 +195,11 @@ def _check_register(files: Files, topics: dict[int, KnownTopic], damaged: bool, 
             what = f"the cell of topic {topic.name!r} is not there"
             todo = "The next start makes a new one. What this topic lost, if anything, is not reported."
             yield Finding(MISSING, REGISTER, at, at + _CELL.size, what, todo)
-        elif topic.durability == "fsync" and not damaged and (head := _CELL.unpack_from(data, at)[0]) > topic.head_seq:
+        elif (
+            topic.durability == "fsync"
+            and not (damaged or topic.derived)
+            and (head := _CELL.unpack_from(data, at)[0]) > topic.head_seq
+        ):
             what = f"topic {topic.name!r} was acked up to seq {head}, but the log gives {topic.head_seq}"
             todo = "The end of the log, or this cell, is not as written. Readers get a tombstone for the difference."
             yield Finding(CORRUPT, REGISTER, at, at + _CELL.size, what, todo)

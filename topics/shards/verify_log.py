@@ -17,6 +17,7 @@ from topics.core.events import (
     BadEvent,
     CreatedAndAppended,
     Event,
+    Marked,
     RangeLost,
     TopicCreated,
     TopicRemoved,
@@ -40,13 +41,14 @@ TELLS = (
 class KnownTopic:
     """What the snapshot and the log say about a topic, as far as other files have to agree with it."""
 
-    __slots__ = ("applied_lsn", "cell", "durability", "head_seq", "name")
+    __slots__ = ("applied_lsn", "cell", "derived", "durability", "head_seq", "name")
 
     def __init__(self, topic: Topic) -> None:
         self.name = topic.name
         self.cell = topic.cell
         self.head_seq = topic.head_seq
         self.durability = topic.config.durability
+        self.derived = topic.derived is not None  # its copies are not in the log
         self.applied_lsn = topic.applied_lsn
 
 
@@ -210,6 +212,12 @@ class LogCheck:
             topic = Topic(event.topic_id, event.name, event.epoch, event.config)
             topic.cell = event.cell
             self._topics.setdefault(event.topic_id, KnownTopic(topic))
+            return
+        if isinstance(event, Marked):
+            for mark in event.marks:
+                if (marked := self._topics.get(mark.topic_id)) is not None and lsn > marked.applied_lsn:
+                    marked.head_seq = max(marked.head_seq, mark.dest_seq)
+                    marked.derived = mark.generation > 0
             return
         known = self._topics.get(event.topic_id) if not isinstance(event, WentIdle) else None
         if known is None or lsn <= known.applied_lsn:

@@ -1,0 +1,215 @@
+"""What a topic knows about being derived: how far copies of its source have come, and which have to be made again.
+
+Copies are not logged. What the log and the checkpoints have is where copies ended at certain moments (`Position`): the
+copies of everything up to seq `seq` of the source stand at or below `dest_seq` here. After a crash the copies that no
+checkpoint had stored are missing: their seqs are taken, but nothing is there. The source forwards them once more and
+they go to the seqs they had. Positions keep them in place if the source cannot show all of them any more.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import msgspec
+
+from topics.core.loss import CRASH
+from topics.core.ranges import SeqRanges
+from topics.core.topic import Topic
+
+POSITIONS_MAX = 4096
+
+
+class Position(NamedTuple):
+    seq: int  # of the source
+    dest_seq: int
+    ts: int  # of the topic then
+
+
+class Mark(msgspec.Struct, frozen=True, array_like=True):
+    """A position of one topic as it is logged; generation 0: it is derived no longer."""
+
+    topic_id: int
+    generation: int
+    source: str = ""
+    source_id: int = 0
+    source_epoch: int = 0
+    seq: int = 0
+    dest_seq: int = 0
+    ts: int = 0
+    totals: dict[str, int] = {}  # copies by router
+
+
+class Derived:
+    __slots__ = (
+        "dest_seq", "generation", "marked", "missing", "positions", "seq", "source", "source_epoch", "source_id",
+        "struck", "totals",
+    )  # fmt: skip
+
+    def __init__(self, mark: Mark) -> None:
+        self.missing: list[tuple[int, int]] = []  # ascending inclusive ranges of seqs whose copies are to come again
+        self.positions: list[Position] = []  # ascending, the first at or below all that is missing
+        self.struck = SeqRanges()  # deleted among the missing
+        self.take(mark)
+
+    def take(self, mark: Mark) -> None:
+        """What the mark says is so."""
+        self.generation = mark.generation
+        self.source = mark.source
+        self.source_id = mark.source_id
+        self.source_epoch = mark.source_epoch
+        self.seq = mark.seq  # copies of everything up to here have been made
+        self.dest_seq = mark.dest_seq  # where the last of them is
+        self.totals = dict(mark.totals)
+        self.marked = mark.seq  # as the log has it
+
+    def mark(self, topic: Topic) -> Mark:
+        return Mark(
+            topic.id,
+            self.generation,
+            self.source,
+            self.source_id,
+            self.source_epoch,
+            self.seq,
+            self.dest_seq,
+            topic.last_ts,
+            dict(self.totals),
+        )
+
+    # --- what is missing ------------------------------------------------------------------------------------------
+
+    @property
+    def missing_count(self) -> int:
+        return sum(last - first + 1 for first, last in self.missing)
+
+    def first_missing(self, after: int) -> int | None:
+        """The first seq above `after` that is missing."""
+        for first, last in self.missing:
+            if last > after:
+                return max(first, after + 1)
+        return None
+
+    def slots(self, through: int | None) -> list[int]:
+        """Missing seqs, up to one of them or all."""
+        return [
+            seq
+            for first, last in self.missing
+            for seq in range(first, (last if through is None else min(last, through)) + 1)
+        ]
+
+    def filled(self, through: int) -> None:
+        """Nothing is missing up to this seq."""
+        self.missing = [(max(first, through + 1), last) for first, last in self.missing if last > through]
+        if not self.missing:
+            self.positions, self.struck = [], SeqRanges()
+
+    # --- positions ------------------------------------------------------------------------------------------------
+
+    def know(self, position: Position) -> None:
+        """Where copies once ended. Of what contradicts itself the first to come counts."""
+        positions = self.positions
+        at = bisect_left(positions, position.seq, key=lambda known: known.seq)
+        before = positions[at - 1] if at else None
+        after = positions[at] if at < len(positions) else None
+        if after is not None and (after.seq == position.seq or after.dest_seq < position.dest_seq):
+            return
+        if (before is None or before.dest_seq <= position.dest_seq) and len(positions) < POSITIONS_MAX:
+            insort(positions, position)
+
+    def base(self) -> Position:
+        """The last position below everything that is missing: copies are made again from here."""
+        first = self.missing[0][0]
+        found = Position(self.seq, self.dest_seq, 0)
+        for position in self.positions:
+            if position.dest_seq < first:
+                found = position
+            else:
+                break
+        return found
+
+    def next_position(self) -> Position | None:
+        """The first one that a missing seq lies below; None: there is only the head."""
+        first = self.missing[0][0]
+        return next((position for position in self.positions if position.dest_seq >= first), None)
+
+    # --- storage --------------------------------------------------------------------------------------------------
+
+    def pack(self, topic: Topic) -> list[Any]:
+        """For the topic's entry in a snapshot."""
+        mark = msgspec.to_builtins(self.mark(topic))
+        return [mark, self.missing, [list(position) for position in self.positions], self.struck.encode()]
+
+    @classmethod
+    def unpack(cls, fields: list[Any]) -> "Derived":
+        mark, missing, positions, struck = fields[:4]
+        derived = cls(msgspec.convert(mark, Mark))
+        derived.missing = [(first, last) for first, last in missing]
+        derived.positions = [Position(*position) for position in positions]
+        derived.struck = SeqRanges.decode(struck)
+        return derived
+
+
+def is_blocked(topic: Topic, from_seq: int) -> bool:
+    """Whether the next thing a reader at `from_seq` would see is missing."""
+    if topic.derived is None or not topic.derived.missing or from_seq > topic.head_seq:
+        return False
+    missing = topic.derived.first_missing(from_seq)
+    return missing is not None and missing < topic.next_live(from_seq)
+
+
+# --- events -----------------------------------------------------------------------------------------------------------
+
+
+def apply_mark(topic: Topic, mark: Mark) -> None:
+    """When it happens this changes nothing but who the source is; in a replay it also tells what is missing."""
+    if not mark.generation:
+        topic.derived = None
+        return
+    derived = topic.derived
+    if derived is None:
+        if mark.dest_seq > topic.head_seq:  # not as this program writes it
+            topic.lose(topic.head_seq + 1, mark.dest_seq, CRASH)
+        topic.derived = Derived(mark)
+        return
+    if (derived.source_id, derived.source_epoch) != (mark.source_id, mark.source_epoch):
+        derived.positions = []
+    miss(topic, mark.dest_seq)
+    if derived.missing:
+        derived.know(Position(mark.seq, mark.dest_seq, mark.ts))
+    derived.take(mark)
+    topic.last_ts = max(topic.last_ts, mark.ts)
+
+
+def miss(topic: Topic, last: int) -> None:
+    """In recovery: what lies between the head and `last` were copies."""
+    derived = topic.derived
+    assert derived is not None
+    first = topic.head_seq + 1
+    if first > last:
+        return
+    if not derived.positions:
+        derived.know(Position(derived.seq, min(derived.dest_seq, topic.head_seq), topic.last_ts))
+    if derived.missing and derived.missing[-1][1] + 1 == first:
+        derived.missing[-1] = (derived.missing[-1][0], last)
+    else:
+        derived.missing.append((first, last))
+    topic.head_seq = last
+    topic.next_seq = max(topic.next_seq, last + 1)
+    if topic.chunks:
+        topic.chunks[-1].open = False
+
+
+def time_at(topic: Topic, seq: int, wanted: int) -> int:
+    """A time for a record at `seq` that keeps the times of the topic in order."""
+    index = bisect_left(topic.chunks, seq, key=lambda chunk: chunk.last_seq)
+    if index < len(topic.chunks):
+        wanted = min(wanted, topic.chunks[index].base_ts + topic.chunks[index].ts[0])
+    return max(wanted, topic.chunks[index - 1].last_ts) if index else wanted
+
+
+def runs_of(seqs: list[int]) -> Iterator[tuple[int, int]]:
+    """Indexes [low, high) of runs of consecutive seqs."""
+    low = 0
+    for index in range(1, len(seqs) + 1):
+        if index == len(seqs) or seqs[index] != seqs[index - 1] + 1:
+            yield low, index
+            low = index

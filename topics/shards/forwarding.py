@@ -1,0 +1,321 @@
+"""The source's side of forwarding: one worker for each pair of a source and a destination.
+
+A worker reads its source like any reader, makes copies for every router of the pair and sends them, one message at a
+time and in order. It sleeps until the source changes. Where it stands is what the destination says (derived.py); what
+a destination refuses is sent again, ever less often, and only this worker waits.
+
+After a crash of the destination the worker is asked for stretches of the source again. It remembers where copies of
+the last messages ended up there, which helps to put them back in place.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import trio
+
+from topics import errors, limits
+from topics.core import derivation
+from topics.core.block import BadBlock
+from topics.core.diff import Plan, Window
+from topics.core.diff import plan as plan_diff
+from topics.core.forward import Copies, Selector, collect, collect_all
+from topics.core.requests import Diff
+from topics.core.topic import Topic
+from topics.errors import TopicsError
+from topics.rpc.errors import RpcError
+
+if TYPE_CHECKING:
+    from topics.shards.routers import Router, Routers
+
+log = logging.getLogger(__name__)
+STAY = (errors.TOPIC_FULL, errors.RECORD_TOO_LARGE, errors.THROTTLED, errors.STORAGE_FULL)
+Answer = Mapping[str, Any]
+_pack = msgspec.msgpack.Encoder().encode
+
+
+class Route:
+    def __init__(self, routers: "Routers", source: Topic, dest: str) -> None:
+        self._routers = routers
+        self._engine = routers.engine
+        self._source = source
+        self._dest = dest
+        self.dest_id = 0
+        self.scope = trio.CancelScope()
+        self.busy = trio.Lock()  # held for a message, and by whoever changes the definitions
+        self.totals: dict[str, int] = {}
+        self.cursor = 0  # everything up to here is forwarded, or not for these routers
+        self._acked = 0  # as the destination knows it
+        self._names: tuple[str, ...] = ()
+        self._generations: dict[str, int] = {}
+        self._start = 0
+        self._selectors: list[Selector] = []
+        self._selectors_epoch = -1
+        self._definitions: list[Router] = []
+        self._attached = False
+        self._wish: Answer | None = None  # what the destination wants to see again
+        self._positions: deque[tuple[int, int]] = deque(maxlen=limits.FORWARD_POSITIONS)
+        self._moved = trio.Event()  # the cursor did
+        self._wake = trio.Event()  # for the worker
+        self._waited = False  # for what is missing in the source itself
+        self._pause_ms = 0
+
+    def define(self, routers: Mapping[str, "Router"]) -> None:
+        """These are the routers of the pair from now on; the oldest first."""
+        ordered = sorted(routers.items(), key=lambda item: item[1].generation)
+        self._names = tuple(name for name, _ in ordered)
+        self._definitions = [router for _, router in ordered]
+        self._generations = {name: router.generation for name, router in ordered}
+        self._start = min(router.start for _, router in ordered)
+        self.dest_id = ordered[-1][1].dest_id
+        self._selectors_epoch = -1
+        self._attached = False
+        self._wake.set()
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether everything that the source shows now is forwarded."""
+        return self._attached and self._wish is None and self.cursor >= self._source.head_seq
+
+    async def settled(self) -> None:
+        """Until what the source shows now is forwarded."""
+        target = self._source.head_seq
+        while not (self._attached and self._wish is None and self.cursor >= target):
+            await self._moved.wait()
+
+    # --- the worker -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        with self.scope:
+            while True:
+                progress = await self._try(self._step)
+                if progress:
+                    await trio.lowlevel.checkpoint()
+                elif self._pause_ms:
+                    await self._sleep()
+                else:
+                    await self._changed()
+
+    async def _try(self, step: Callable[[], Awaitable[bool]]) -> bool:
+        """Whether there may be more to do at once; if not and there is a pause, after it."""
+        try:
+            async with self.busy:
+                progress = await step()
+        except TopicsError as error:
+            self._failed(error)
+            return False
+        except Exception:
+            log.exception("forwarding from %s to %s failed", self._source.name, self._dest)
+            self._detach()
+            return False
+        self._pause_ms = 0
+        return progress
+
+    def _failed(self, error: TopicsError) -> None:
+        if error.code == errors.TOPIC_NOT_FOUND:
+            log.warning("%s is gone, and with it the routers from %s", self._dest, self._source.name)
+            self._routers.dest_is_gone(list(self._names))
+        if error.code not in STAY or isinstance(error, RpcError):
+            self._detach()
+        if not self._pause_ms:
+            log.info("forwarding from %s to %s waits: %s", self._source.name, self._dest, error)
+        self._pause_ms = min(max(2 * self._pause_ms, limits.FORWARD_RETRY_MIN_MS), limits.FORWARD_RETRY_MAX_MS)
+
+    def _detach(self) -> None:
+        self._attached = False
+        self._pause_ms = self._pause_ms or limits.FORWARD_RETRY_MIN_MS
+
+    async def _sleep(self) -> None:
+        """A pause, which a change of the definitions ends."""
+        self._wake = trio.Event()
+        with trio.move_on_after(self._pause_ms / 1000):
+            await self._wake.wait()
+
+    async def _changed(self) -> None:
+        """Until the source or the definitions change."""
+        wake = self._wake = trio.Event()
+        source = self._source
+        if source.waiters is None:
+            source.waiters = {}
+        source.waiters[wake.set] = None
+        try:
+            await wake.wait()
+        finally:
+            if source.waiters is not None:
+                source.waiters.pop(wake.set, None)
+
+    def _move_to(self, seq: int) -> None:
+        self.cursor = seq
+        self._moved.set()
+        self._moved = trio.Event()
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    async def _step(self) -> bool:
+        if not self._attached:
+            await self._attach()
+            return True
+        if self._wish is not None:
+            return await self._fill()
+        topic = self._source
+        self._engine.expire(topic)
+        if topic.head_seq <= self.cursor or derivation.is_blocked(topic, self.cursor):
+            return await self._tell_progress()
+        query = Diff(from_seq=self.cursor, limit=limits.FORWARD_RECORDS, batch_bytes=limits.FORWARD_BYTES)
+        plan = plan_diff(topic, query)
+        if plan.tombstone is not None:
+            gap = plan.tombstone
+            self._take(await self._send("derived.trim", gap.gap_to, missed=max(1, gap.missed)))
+            return True
+        if not await self._load(plan):
+            return True
+        copies = collect(plan.windows, self._current_selectors())
+        if copies:
+            self._take(await self._send("derived.take", plan.next_from_seq, copies))
+        else:
+            self._move_to(plan.next_from_seq)
+            await self._tell_progress()
+        return True
+
+    async def _tell_progress(self) -> bool:
+        """Tell the destination how far the router is if it had nothing to send for long: that is what counts later."""
+        if self.cursor - self._acked <= limits.FORWARD_SKIPPED_MAX:
+            return False
+        self._take(await self._send("derived.take", self.cursor, Copies()))
+        return True
+
+    async def _load(self, plan: Plan) -> bool:
+        """Have the blocks; False if one is damaged, which is told to readers, and the plan does not hold any more."""
+        reader = self._routers.reader
+        try:
+            missing = reader.missing(plan)
+            if missing:
+                await reader.fill(missing)
+        except BadBlock:
+            known = trio.Event()
+            reader.report_damage(self._source, plan, known.set)
+            await known.wait()
+            return False
+        return True
+
+    def _current_selectors(self) -> list[Selector]:
+        if self._selectors_epoch != self._source.epoch:
+            source = (self._source.id, self._source.epoch)
+            self._selectors = [
+                Selector(index, name, router.definition, router.start, source)
+                for index, (name, router) in enumerate(zip(self._names, self._definitions, strict=True))
+            ]
+            self._selectors_epoch = self._source.epoch
+        return self._selectors
+
+    async def _send(self, method: str, to_seq: int, copies: Copies | None = None, **more: Any) -> Answer:
+        head = {
+            "dest": self._dest,
+            "dest_id": self.dest_id,
+            "generation": max(self._generations.values()),
+            "from_seq": self._acked,
+            "to_seq": to_seq,
+            "routers": self._names,
+            **more,
+        }
+        return await self._routers.ask(self._dest, method, head, copies)
+
+    def _take(self, answer: Answer) -> None:
+        """The destination has taken what was sent, or some of it."""
+        if answer["again"]:
+            self._detach()
+            return
+        self._acked = answer["seq"]
+        self._count(answer)
+        self._positions.append((answer["seq"], answer["dest_seq"]))
+        self._move_to(self._acked)
+
+    def _count(self, answer: Answer) -> None:
+        """A destination that crashed may have forgotten the last ones."""
+        for name, total in answer["totals"].items():
+            self.totals[name] = max(self.totals.get(name, 0), total)
+
+    # --- attaching ------------------------------------------------------------------------------------------------
+
+    async def _attach(self) -> None:
+        source = self._source
+        head = {
+            "dest": self._dest,
+            "dest_id": self.dest_id,
+            "generation": max(self._generations.values()),
+            "routers": self._generations,
+            "source": source.name,
+            "source_id": source.id,
+            "epoch": source.epoch,
+            "source_head": source.head_seq,
+            "start": self._start,
+            "cursor": self.cursor,
+            "positions": list(self._positions),
+        }
+        answer = await self._routers.ask(self._dest, "derived.attach", head, None)
+        self._attached = True
+        self._settle_on(answer)
+
+    def _settle_on(self, answer: Answer) -> None:
+        self._wish = answer if answer["refill"] else None
+        self._count(answer)
+        if self._wish is None:
+            self._acked = answer["seq"]
+            self._move_to(self._acked)
+
+    def _gives_up(self) -> bool:
+        """In a cycle two topics may wait for one another; then what is missing here is lost there."""
+        return self._waited and any(router.definition.allow_cycle for router in self._definitions)
+
+    async def _wait_a_while(self) -> None:
+        with trio.move_on_after(limits.REFILL_WAIT_MS / 1000):
+            await self._changed()
+            return
+        self._waited = True
+
+    async def _fill(self) -> bool:
+        """Show a stretch of the source again, records that have been deleted since included."""
+        assert self._wish is not None
+        from_seq, to_seq = self._wish["from_seq"], self._wish["to_seq"]
+        topic = self._source
+        if derivation.is_blocked(topic, from_seq) and not self._gives_up():
+            await self._wait_a_while()
+            return True
+        last = topic.head_seq
+        plan, lost = _stretch(topic, from_seq, min(to_seq, last) if to_seq else last, whole=bool(to_seq))
+        if not await self._load(plan):
+            return True
+        copies = collect_all(plan.windows, self._current_selectors())
+        end = to_seq or plan.next_from_seq
+        self._acked = from_seq
+        at_end = not to_seq and plan.next_from_seq >= last
+        answer = await self._send("derived.fill", end, copies, lost=lost, last=at_end)
+        if answer["again"]:
+            self._detach()
+        else:
+            self._settle_on(answer)
+        return True
+
+
+def _stretch(topic: Topic, from_seq: int, through: int, *, whole: bool) -> tuple[Plan, int]:
+    """Every record that can still be shown, dead or not: all of them, or as many as go into one message; and how many
+    seqs at the beginning cannot be shown."""
+    windows: list[Window] = []
+    lost, at = 0, from_seq
+    for chunk in topic.chunks:
+        if chunk.last_seq <= from_seq:
+            continue
+        if chunk.first_seq > through or (windows and not whole and at - from_seq >= limits.FORWARD_RECORDS):
+            break
+        if not windows:
+            lost = max(0, chunk.first_seq - from_seq - 1)
+        low, high = max(0, from_seq + 1 - chunk.first_seq), min(len(chunk), through + 1 - chunk.first_seq)
+        windows.append(Window(chunk.block, chunk.dead, low, high, chunk))
+        at = chunk.first_seq + high - 1
+    else:
+        at = through
+    if not windows:
+        lost = through - from_seq
+    return Plan(windows, None, at, topic.head_seq, 0, 0), lost
