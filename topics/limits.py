@@ -35,6 +35,10 @@ HEARTBEAT_MS_MAX = 60_000
 CURSOR_MAP_TOPICS = 64  # above this an id is a compact token instead of a map of names
 CURSOR_BYTES_MAX = 24 * KIB
 RETRY_MS = 2_000  # what EventSource is told to wait before it connects again
+SLOW_CONSUMER_MS_MAX = 60_000  # what an operator may set
+PEER_LOST_MS = (
+    120_000  # a peer that acknowledges nothing for so long is gone; a slow one is told first why it has to go
+)
 STREAM_SEND_BUFFER_BYTES = 128 * KIB  # of the kernel, for each stream
 WS_COMMANDS_MAX = 64  # of one WebSocket, under way at once; then it is not read
 WS_PING_S = 20.0
@@ -202,6 +206,7 @@ class Limits:
 
 
 assert BLOCK_RECORDS_MAX <= 0xFFFF
+assert SLOW_CONSUMER_MS_MAX < PEER_LOST_MS
 assert WATCH_ID_MAX + 2 <= BOOK_KEY_MAX
 assert BATCH_BYTES_DEFAULT <= BATCH_BYTES_MAX
 assert WAL_FIRST_FILE_BYTES <= WAL_FILE_BYTES <= CHECKPOINT_WAL_BYTES

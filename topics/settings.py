@@ -217,8 +217,15 @@ OPTIONS: tuple[Option, ...] = (
     _limit("segment_max_bytes", "segment_bytes", 4096 * MIB, "A segment is sealed at this many bytes."),
     _limit("segment_max_age_ms", "segment_age_ms", 366 * 86_400_000, "A segment is sealed at this age."),
     _limit("watch_session_ttl_ms", "watch_session_ttl_ms", 366 * 86_400_000, "A watch session lives this long idle."),
-    _limit("buffer_grace_ms", "buffer_grace_ms", 3_600_000, "A stream that stalls for longer may lose records."),
-    _limit("slow_consumer_ms", "slow_consumer_ms", 3_600_000, "A stream whose client takes nothing so long is ended."),
+    _limit(
+        "buffer_grace_ms",
+        "buffer_grace_ms",
+        limits.SLOW_CONSUMER_MS_MAX,
+        "A stream that stalls for longer may lose records.",
+    ),
+    _limit(
+        "slow_consumer_ms", "slow_consumer_ms", limits.SLOW_CONSUMER_MS_MAX, "A client that takes nothing so long goes."
+    ),
     _cap("topics", "Topics"),
     _cap("routers", "Routers"),
     _cap("watch_sessions", "Watch sessions"),

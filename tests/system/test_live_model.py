@@ -11,7 +11,7 @@ from tests.system.client import Client, Crew
 from tests.system.followers import Follower
 from topics.testing.server import wait_until
 
-STEPS = 150
+STEPS = 120
 CAP = 8
 OWN = "follower"
 

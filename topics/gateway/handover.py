@@ -21,6 +21,7 @@ from hypercorn.typing import ConnectionState, LifespanState
 from topics import limits
 from topics.gateway.access import Door
 from topics.gateway.h2 import H2Exchange
+from topics.gateway.sinks import notice_loss
 
 SEND_BYTES = 64 * limits.KIB  # of a large frame at once, to see that it moves
 CLOSING_S = 0.1  # how often it is looked whether the client has closed its side
@@ -71,6 +72,7 @@ class Handover:
         keys = self._door.connection_key()
 
         stream: Any = ReplayedStream(sock, data)
+        notice_loss(sock)
 
         def cut() -> None:
             with suppress(OSError):

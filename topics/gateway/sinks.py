@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from topics.gateway.connection import Connection
 
 END_BUFFER_BYTES = 4 * limits.STREAM_SEND_BUFFER_BYTES
-USER_TIMEOUT_MS = 120_000  # longer than anybody waits for a slow client, which is still to see why it was let go
+
+
+def notice_loss(sock: socket.socket) -> None:
+    """A peer that vanished without a word is given up in time."""
+    with suppress(OSError):
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, limits.PEER_LOST_MS)
 
 
 class TooSlow(Exception):
@@ -48,8 +53,8 @@ class SocketSink:
         self._sock = connection.sock
         self._chunked = chunked
         self._unsent: deque[memoryview] = deque()
-        with suppress(OSError):  # a peer that vanished is noticed in time, and a slow one does not fill the kernel
-            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, USER_TIMEOUT_MS)
+        notice_loss(self._sock)
+        with suppress(OSError):  # a slow client does not fill the kernel
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.STREAM_SEND_BUFFER_BYTES)
 
     def push(self, buffers: list[bytes]) -> None:
