@@ -94,7 +94,7 @@ IDEMPOTENCY_KEYS_MAX = 1_000_000  # remembered keys of one shard; above it new k
 FINDINGS_MAX = 1000  # rows of damage that a check shows; more are counted
 
 # --- RPC ----------------------------------------------------------------------------------------------------------
-RPC_CHUNK_BYTES = 64 * KIB
+RPC_CHUNK_BYTES = 512 * KIB  # an answer of 1,000 records is one frame; a small message waits for one chunk at most
 RPC_HEAD_MAX = 1 * MIB
 RPC_BODY_MAX = 160 * MIB
 RPC_INFLIGHT_MAX = 32_768  # a stream holds one or two open for as long as it lives
@@ -102,7 +102,7 @@ RPC_SEND_QUEUE_BYTES = 32 * MIB
 RPC_CREDITS_DEFAULT = 64
 RPC_HELLO_TIMEOUT_MS = 5_000
 RPC_JOIN_BYTES = 8 * KIB  # messages up to this size are copied into one send; larger ones go as separate buffers
-RPC_SEND_BATCH_BYTES = 256 * KIB  # one send takes at most this much, so that a new small message waits for no more
+RPC_SEND_BATCH_BYTES = 512 * KIB  # one send takes at most this much, so that a new small message waits for no more
 RPC_SLICE_MESSAGES = 16  # requests a server handles before other tasks get a turn and the answers leave
 RPC_SEND_WAIT_MS = 10_000  # a call that finds the send queue full this long is refused
 RPC_PARTIAL_BYTES = 2 * RPC_BODY_MAX  # unfinished bodies under way on one connection, one direction
@@ -112,7 +112,6 @@ RPC_BACKOFF_MAX_MS = 1_000
 RPC_CONNECTIONS_MAX = 256  # of one server: every gateway has one, the supervisor one, the rest are for tools
 RPC_SOCKET_BYTES = 512 * KIB  # asked of the kernel for what is sent and not read: an answer of 1,000 records fits
 RPC_READ_BYTES = 64 * KIB  # taken from a socket at once; a larger buffer would be mapped and unmapped for every read
-RPC_READ_BULK_BYTES = 256 * KIB  # the same while a large body is coming in
 RPC_BACKLOG = 128  # connections the kernel holds for a server that is busy
 
 # --- HTTP ---------------------------------------------------------------------------------------------------------

@@ -28,9 +28,9 @@ sets kind 1 or the flags 4 and 8, whose places are taken for later.
 import struct
 import sys
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import accumulate
-from operator import lt
+from operator import add
 
 import xxhash
 
@@ -66,6 +66,7 @@ class Block:
         "ends",
         "first_seq",
         "hops",
+        "known_sizes",
         "meta_lens",
         "node_ids",
         "nodes",
@@ -91,6 +92,7 @@ class Block:
         self.priorities = bytearray()
         self.hops = bytearray()
         self.crlf = False
+        self.known_sizes: array[int] | None = None  # once somebody asked, see `sizes`
 
     @classmethod
     def of_one(
@@ -117,6 +119,7 @@ class Block:
         block.priorities = bytearray(1)
         block.hops = bytearray(1)
         block.crlf = b"\n" in text or b"\r" in text
+        block.known_sizes = None
         return block
 
     def __len__(self) -> int:
@@ -156,6 +159,8 @@ class Block:
         self.hops.append(hops)
         if not self.crlf and (b"\n" in text or b"\r" in text):
             self.crlf = True
+        if self.known_sizes is not None:
+            self.known_sizes.append(len(text) + len(tag))
 
     def fill(
         self,
@@ -166,10 +171,21 @@ class Block:
         nodes: Sequence[bytes] = (),
     ) -> None:
         """Give an empty block all its records at once, all at `base_ts`. Empty columns: no record has such a thing."""
-        n = len(texts)
-        text = b",".join(texts)
+        self.fill_joined(b",".join(texts), [len(text) + 1 for text in texts], data_offs, meta_lens, tags, nodes)
+
+    def fill_joined(
+        self,
+        text: bytes,
+        spans: Sequence[int],
+        data_offs: Sequence[int],
+        meta_lens: Sequence[int] = (),
+        tags: Sequence[bytes] = (),
+        nodes: Sequence[bytes] = (),
+    ) -> None:
+        """The same, with the texts already joined; `spans` are their lengths, each with the comma behind it."""
+        n = len(spans)
         self.text = bytearray(text)
-        self.ends = array("I", [end - 1 for end in accumulate([len(text) + 1 for text in texts])])
+        self.ends = array("I", [end - 1 for end in accumulate(spans)])
         self.ts = array("I", bytes(4 * n))
         self.tags = bytearray(b"".join(tags))
         self.tag_ends = array("I", accumulate(map(len, tags))) if tags else array("I", bytes(4 * n))
@@ -179,6 +195,8 @@ class Block:
         self.priorities = bytearray(n)
         self.hops = bytearray(n)
         self.crlf = b"\n" in text or b"\r" in text
+        sizes = [span - 1 for span in spans]
+        self.known_sizes = array("I", list(map(add, sizes, map(len, tags))) if tags else sizes)
 
     def _node_id(self, node: bytes) -> int:
         try:
@@ -233,6 +251,11 @@ class Block:
         self.priorities += other.priorities
         self.hops += other.hops
         self.crlf = self.crlf or other.crlf
+        if self.known_sizes is not None:
+            if len(other.ends) == 1:
+                self.known_sizes.append(other.size)
+            else:
+                self.known_sizes.extend(other.sizes())
 
     @property
     def size(self) -> int:
@@ -240,10 +263,13 @@ class Block:
         return self.ends[-1] - len(self.ends) + 1 + self.tag_ends[-1]
 
     def sizes(self) -> "array[int]":
-        """What each record counts for in `bytes`: its text and its tag."""
-        ends, tag_ends = self.ends, self.tag_ends
-        if len(ends) == 1:
-            return array("I", (ends[0] + tag_ends[0],))
+        """What each record counts for in `bytes`: its text and its tag. One column, which grows with the block."""
+        if self.known_sizes is None:
+            self.known_sizes = self._sizes()
+        return self.known_sizes
+
+    def _sizes(self) -> "array[int]":
+        ends, tag_ends = self.ends.tolist(), self.tag_ends.tolist()
         starts = [0, *[end + 1 for end in ends[:-1]]]
         if not self.tags:
             return array("I", [end - start for end, start in zip(ends, starts, strict=True)])
@@ -348,7 +374,7 @@ class BlockHead:
     topic_id: int
     epoch: int
 
-    def __init__(self, data: bytes | memoryview, offset: int = 0) -> None:
+    def __init__(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
         if len(data) - offset < HEADER.size:
             raise BadBlock("block header is cut off")
         (
@@ -367,53 +393,56 @@ class BlockHead:
         return HEADER.size + COLUMN_BYTES * self.n + self.side_len + self.text_len
 
 
-def decode_block(data: bytes | memoryview, offset: int = 0) -> tuple[Block, BlockHead]:
-    """The block whose body starts at `offset`; raises BadBlock on anything that is not one."""
+def decode_block(
+    data: bytes | bytearray | memoryview, offset: int = 0, *, share: bool = False
+) -> tuple[Block, BlockHead]:
+    """The block whose body starts at `offset`; raises BadBlock on anything that is not one.
+
+    With `share` its text stays where it is: `data` must not change, and stays as long as the block.
+    """
     head = BlockHead(data, offset)
     view = memoryview(data)[offset : offset + head.body_len]
     if len(view) != head.body_len:
         raise BadBlock("block is cut off")
-    n = head.n
-    block = Block(head.first_seq, head.base_ts)
-    at = HEADER.size
-    for name, column in _columns(view[at : at + COLUMN_BYTES * n], n):
-        setattr(block, name, column)
-    at += COLUMN_BYTES * n
+    block = Block.__new__(Block)
+    block.first_seq, block.base_ts = head.first_seq, head.base_ts
+    at = _decode_columns(block, view, head.n)
     tags_len = block.tag_ends[-1]
     if tags_len > head.side_len:
         raise BadBlock("tags run past the side part")
     block.tags = bytes(view[at : at + tags_len])
     block.nodes = _decode_nodes(bytes(view[at + tags_len : at + head.side_len]))
     at += head.side_len
-    block.text = bytes(view[at:])
+    block.text = view[at:] if share else bytes(view[at:])
     block.crlf = bool(head.flags & FLAG_CRLF)
+    block.known_sizes = None
     _check_columns(block, head)
     return block, head
 
 
 def _check_columns(block: Block, head: BlockHead) -> None:
     """Only a bug can get past the checksum, but lengths computed from bad columns would fail far from here."""
-    ends, tag_ends = block.ends, block.tag_ends
-    if ends[-1] != head.text_len or not ends[0] or not all(map(lt, ends, ends[1:])):
+    ends, tag_ends = block.ends.tolist(), block.tag_ends
+    if ends[-1] != head.text_len or not ends[0] or ends != sorted(ends):
         raise BadBlock("block columns do not fit its text")
     if bool(block.tags) != bool(head.flags & FLAG_TAGS) or (block.tags and sorted(tag_ends) != tag_ends.tolist()):
         raise BadBlock("block columns do not fit its tags")
-    if max(block.node_ids) > len(block.nodes):
+    if any(block.node_ids) and max(block.node_ids) > len(block.nodes):
         raise BadBlock("a record names a node that the dictionary does not have")
 
 
-def _columns(view: memoryview, n: int) -> Iterator[tuple[str, "array[int] | bytearray"]]:
-    at = 0
-    for name, code, width in (
-        ("ends", "I", 4), ("ts", "I", 4), ("tag_ends", "I", 4),
-        ("data_offs", "H", 2), ("meta_lens", "H", 2), ("node_ids", "H", 2),
-    ):  # fmt: skip
-        column = array(code)
-        column.frombytes(view[at : at + width * n])
-        at += width * n
-        yield name, column
-    yield "priorities", bytearray(view[at : at + n])
-    yield "hops", bytearray(view[at + n : at + 2 * n])
+def _decode_columns(block: Block, view: memoryview, n: int) -> int:
+    """Fill the columns of a block; where they end."""
+    at, data = HEADER.size, bytes(view[: HEADER.size + COLUMN_BYTES * n])
+    block.ends = array("I", data[at : at + 4 * n])
+    block.ts = array("I", data[at + 4 * n : at + 8 * n])
+    block.tag_ends = array("I", data[at + 8 * n : at + 12 * n])
+    block.data_offs = array("H", data[at + 12 * n : at + 14 * n])
+    block.meta_lens = array("H", data[at + 14 * n : at + 16 * n])
+    block.node_ids = array("H", data[at + 16 * n : at + 18 * n])
+    block.priorities = bytearray(data[at + 18 * n : at + 19 * n])
+    block.hops = bytearray(data[at + 19 * n : at + 20 * n])
+    return at + COLUMN_BYTES * n
 
 
 def _decode_nodes(side: bytes) -> list[bytes]:
@@ -434,7 +463,7 @@ def _decode_nodes(side: bytes) -> list[bytes]:
     return names
 
 
-def check_frame(frame: bytes | memoryview, seed: int) -> BlockHead:
+def check_frame(frame: bytes | bytearray | memoryview, seed: int) -> BlockHead:
     """The head of a data-file frame whose checksum holds; raises BadBlock otherwise."""
     head = BlockHead(frame)
     end = head.body_len

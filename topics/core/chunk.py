@@ -75,13 +75,9 @@ class Chunk:
     def extend(self, block: Block) -> int:
         """Append `block` to the open tail; the bytes that added."""
         assert self.open and self.block is not None
-        added, count = block.size, len(block.ends)
-        self.block.extend(block)  # also grows self.ts, which is the block's own column
-        if count == 1:
-            self.sizes.append(added)
-        else:
-            self.sizes.extend(block.sizes())
-        self.live += count
+        added = block.size
+        self.block.extend(block)  # also grows self.ts and self.sizes, which are the block's own columns
+        self.live += len(block.ends)
         self.live_bytes += added
         self.tagged = self.tagged or bool(block.tags)
         return added

@@ -143,7 +143,9 @@ def _pieces(block: Block, window: Slice, query: Diff, nodes: frozenset[bytes]) -
     )
     for low, high in runs(_shown(block, window, hidden)):
         if whole:
-            yield memoryview(block.text)[block.start(low) : block.ends[high - 1]].tobytes()
+            text = memoryview(block.text)[block.start(low) : block.ends[high - 1]]
+            # The block of an open tail goes on growing, which it cannot while somebody looks at its text.
+            yield text.tobytes() if isinstance(block.text, bytearray) else text
         else:
             for index in range(low, high):
                 yield _view(block, index, query)

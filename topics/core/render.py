@@ -3,21 +3,25 @@
 Works on columns (all texts, all tags, …) because a batch of plain records is then a handful of operations on lists.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import add
+
+import msgspec
 
 from topics.core.block import Block
 from topics.core.requests import RecordIn, quoted
 from topics.limits import BLOCK_RECORDS_MAX, BLOCK_TEXT_BYTES
-
-_SEQ = b'{"$seq":'
 
 
 def render_blocks(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> list[Block]:
     """The blocks of one append. Every record gets the same `ts`; seqs are contiguous from `first_seq`."""
     if len(records) == 1:
         return [_one(records[0], node, first_seq, ts)]
-    columns = _plain(records, node, first_seq, ts) or _mixed(records, node, first_seq, ts)
-    texts, data_offs, meta_lens, tags, nodes = columns
+    if node is None and _are_plain(records):
+        return _plain(records, first_seq, ts)
+    texts, data_offs, meta_lens, tags, nodes = _mixed(records, node, first_seq, ts)
     blocks = []
     for low, high in cut_texts(texts):
         block = Block(first_seq + low, ts)
@@ -26,27 +30,36 @@ def render_blocks(records: Sequence[RecordIn], node: str | None, first_seq: int,
     return blocks
 
 
-Columns = tuple[Sequence[bytes], Sequence[int], Sequence[int], Sequence[bytes], Sequence[bytes]]
-
-
-def _plain(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> Columns | None:
-    """The columns of records that have data alone; None if one has more."""
+def _are_plain(records: Sequence[RecordIn]) -> bool:
+    """Whether all of them have data alone."""
     n = len(records)
-    if (
-        node is not None
-        or [record.tag for record in records].count(None) < n
-        or [record.node for record in records].count(None) < n
-        or any(map(len, [record.meta for record in records]))
-    ):
-        return None
-    stamp = b',"$ts":%d' % ts
-    lead = stamp + b',"data":'
-    texts = [b'{"$seq":%d%b%b}' % (seq, lead, record.data) for seq, record in enumerate(records, first_seq)]
-    fixed = len(_SEQ) + len(stamp)
-    width = len(str(first_seq))
-    if len(str(first_seq + n - 1)) == width:
-        return texts, [fixed + width] * n, (), (), ()
-    return texts, [fixed + len(str(seq)) for seq in range(first_seq, first_seq + n)], (), (), ()
+    return (
+        [record.tag for record in records].count(None) == n
+        and [record.node for record in records].count(None) == n
+        and not any(map(len, [record.meta for record in records]))
+    )
+
+
+def _plain(records: Sequence[RecordIn], first_seq: int, ts: int) -> list[Block]:
+    """Records that have data alone: no text is made on its own, a block's is joined from everybody's two halves."""
+    opening = b'},{"$seq":%%d,"$ts":%d,"data":' % ts  # the first two bytes close the text before it
+    heads = [opening % seq for seq in range(first_seq, first_seq + len(records))]
+    datas = [record.data for record in records]
+    spans = list(map(add, map(len, heads), map(len, datas)))  # "}," in front, instead of "}" and a comma behind
+    data_offs = [len(head) - len(b'},,"data":') for head in heads]
+    blocks = []
+    for low, high in _cuts(spans):
+        halves: list[bytes | msgspec.Raw] = [b"}"] * (2 * (high - low) + 1)
+        halves[0:-1:2] = heads[low:high]
+        halves[1::2] = datas[low:high]
+        halves[0] = heads[low][2:]
+        block = Block(first_seq + low, ts)
+        block.fill_joined(b"".join(halves), spans[low:high], data_offs[low:high])
+        blocks.append(block)
+    return blocks
+
+
+Columns = tuple[list[bytes], list[int], list[int], list[bytes], list[bytes]]
 
 
 def _mixed(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> Columns:
@@ -95,11 +108,17 @@ def _closed(head: bytes, record: RecordIn) -> tuple[bytes, int]:
 
 def cut_texts(texts: Sequence[bytes]) -> list[tuple[int, int]]:
     """Where blocks begin and end: at most so many records and bytes, one record at least."""
+    return _cuts([len(text) + 1 for text in texts])
+
+
+def _cuts(spans: Sequence[int]) -> list[tuple[int, int]]:
+    """The same, by the lengths of texts and their commas."""
+    ends = list(accumulate(spans))
     cuts = []
-    low, size = 0, 0
-    for high, text in enumerate(texts):
-        size += len(text) + 1
-        if high > low and (high - low == BLOCK_RECORDS_MAX or size > BLOCK_TEXT_BYTES):
-            cuts.append((low, high))
-            low, size = high, len(text) + 1
-    return [*cuts, (low, len(texts))]
+    low = before = 0
+    while low < len(spans):
+        high = bisect_right(ends, before + BLOCK_TEXT_BYTES, low)
+        high = min(max(high, low + 1), low + BLOCK_RECORDS_MAX)
+        cuts.append((low, high))
+        low, before = high, ends[high - 1]
+    return cuts

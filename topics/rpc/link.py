@@ -14,7 +14,7 @@ import trio
 from topics import limits
 from topics.rpc.errors import PeerLost, ProtocolError, RpcError, VersionMismatch
 from topics.rpc.outbox import Outbox
-from topics.rpc.transport import LOST, sender_of
+from topics.rpc.transport import LOST, receiver_of, sender_of
 from topics.rpc.wire import HELLO, VERSION, Decoder, Message, hello
 
 logger = logging.getLogger(__name__)
@@ -37,9 +37,9 @@ class Link(Generic[EntryT]):
         self.room = trio.lowlevel.ParkingLot()  # tasks that wait for the send queue to drain
         self.decoder = Decoder(wanted=None if collect_all else self.calls)
         self._stream = stream
+        self._receive = receiver_of(stream, self.decoder)
         self._scope = trio.CancelScope()
         self._early: list[Message] = []  # what came in one read with the hello
-        self._read_bytes = limits.RPC_READ_BYTES
         self._sweeping = False
         self._sweep_wanted = trio.Event()
 
@@ -107,7 +107,7 @@ class Link(Generic[EntryT]):
 
     async def _first_messages(self) -> list[Message]:
         while True:
-            messages = self.decoder.feed(await self._receive())
+            messages = await self._receive()
             if self.decoder.error is not None and not messages:
                 raise self.decoder.error
             if messages:
@@ -122,14 +122,6 @@ class Link(Generic[EntryT]):
                 f"the peer speaks RPC version {head.get('version')!r}, this process speaks {VERSION}",
                 {"ours": VERSION, "theirs": repr(head.get("version"))},
             )
-
-    async def _receive(self) -> bytes:
-        data = await self._stream.receive_some(self._read_bytes)
-        if not data:
-            raise PeerLost("the peer closed the connection")
-        filled = len(data) >= limits.RPC_READ_BYTES
-        self._read_bytes = limits.RPC_READ_BULK_BYTES if filled else limits.RPC_READ_BYTES
-        return bytes(data)
 
     async def _guard(self, loop: Callable[[], Awaitable[None]]) -> None:
         try:
@@ -151,7 +143,7 @@ class Link(Generic[EntryT]):
             await self._handle(messages)
             if decoder.error is not None:
                 raise decoder.error
-            messages = decoder.feed(await self._receive())
+            messages = await self._receive()
 
     async def _write(self) -> None:
         outbox, send = self.outbox, sender_of(self._stream)
@@ -162,6 +154,8 @@ class Link(Generic[EntryT]):
             if batch:
                 await send(batch)
             outbox.sent()
+            if not outbox.empty:
+                await trio.lowlevel.checkpoint()  # a send is none while the kernel takes it
             # Half empty, so that the waiters do not wake for every send.
             if self.room and outbox.queued_bytes <= limits.RPC_SEND_QUEUE_BYTES // 2:
                 self.room.unpark_all()

@@ -1,16 +1,27 @@
-"""How a batch of buffers leaves: one `sendmsg` on a socket, one `send_all` on any other stream."""
+"""How bytes leave and come in: on a socket without trio's detours, on any other stream by its own methods.
 
+On a socket a send is one system call, and no checkpoint while the kernel takes it all; a read is always one. What is
+read of a large frame goes where it belongs (`Decoder.room`), as long as the kernel has more of it.
+"""
+
+import os
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import trio
+from trio.lowlevel import wait_readable, wait_writable
 
-from topics.rpc.wire import Buffer
+from topics import limits
+from topics.rpc.errors import PeerLost
+from topics.rpc.wire import Buffer, Decoder, Message
 
 LOST = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)  # what a stream raises when its peer is gone
 
 IOV_MANY = 256  # above this the pieces are small, and one copy is cheaper than so many vectors
 
+T = TypeVar("T")
 Send = Callable[[list[Buffer]], Awaitable[None]]
+Receive = Callable[[], Awaitable[list[Message]]]
 
 
 def sender_of(stream: trio.abc.SendStream) -> Send:
@@ -18,10 +29,15 @@ def sender_of(stream: trio.abc.SendStream) -> Send:
         sock = stream.socket
 
         async def send_on_socket(buffers: list[Buffer]) -> None:
-            if 1 < len(buffers) <= IOV_MANY:
-                await _send_vectors(sock, buffers)
-            else:
-                await _send_one(sock, buffers[0] if len(buffers) == 1 else b"".join(buffers))
+            if len(buffers) > IOV_MANY:
+                buffers = [b"".join(buffers)]
+            while buffers:
+                try:
+                    sent = os.writev(sock.fileno(), buffers)  # asked each time: a closed socket has none
+                except BlockingIOError:
+                    await wait_writable(sock)
+                else:
+                    buffers = _rest(buffers, sent)
 
         return send_on_socket
 
@@ -31,20 +47,45 @@ def sender_of(stream: trio.abc.SendStream) -> Send:
     return send_on_stream
 
 
-async def _send_one(sock: trio.socket.SocketType, data: Buffer) -> None:
-    sent = await sock.send(data)
-    while sent < len(data):
-        data = memoryview(data)[sent:]
-        sent = await sock.send(data)
+def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
+    whole = 0
+    while whole < len(buffers) and sent >= len(buffers[whole]):
+        sent -= len(buffers[whole])
+        whole += 1
+    buffers = buffers[whole:]
+    if sent:
+        buffers[0] = memoryview(buffers[0])[sent:]
+    return buffers
 
 
-async def _send_vectors(sock: trio.socket.SocketType, buffers: list[Buffer]) -> None:
-    while buffers:
-        sent = await sock.sendmsg(buffers)
-        whole = 0
-        while whole < len(buffers) and sent >= len(buffers[whole]):
-            sent -= len(buffers[whole])
-            whole += 1
-        buffers = buffers[whole:]
-        if sent:
-            buffers[0] = memoryview(buffers[0])[sent:]
+def receiver_of(stream: trio.abc.ReceiveStream, decoder: Decoder) -> Receive:
+    """Some messages, or none yet. Raises PeerLost at the end of the stream. Cancelled, nothing is lost."""
+    if isinstance(stream, trio.SocketStream):
+        sock = stream.socket
+
+        async def receive_on_socket() -> list[Message]:
+            await wait_readable(sock)
+            while True:
+                room = decoder.room()
+                try:
+                    if room is None:
+                        return decoder.feed(_checked(os.read(sock.fileno(), limits.RPC_READ_BYTES)))
+                    messages = decoder.filled(_checked(os.readv(sock.fileno(), [room])))
+                except BlockingIOError:
+                    await wait_readable(sock)
+                    continue
+                if messages:
+                    return messages
+
+        return receive_on_socket
+
+    async def receive_on_stream() -> list[Message]:
+        return decoder.feed(bytes(_checked(await stream.receive_some(limits.RPC_READ_BYTES))))
+
+    return receive_on_stream
+
+
+def _checked(received: T) -> T:
+    if not received:
+        raise PeerLost("the peer closed the connection")
+    return received

@@ -105,29 +105,51 @@ class Decoder:
         self.unfinished_bytes = 0
         self._wanted = wanted  # call ids whose long bodies are worth collecting; None means all
         self._unfinished: dict[int, _Unfinished] = {}
-        self._parts: list[bytes] = []  # of a frame that is not complete yet
-        self._have = 0
+        self._buffer = bytearray()  # holds a frame that is not complete yet; used again and again
+        self._have = 0  # bytes of that frame
         self._need = HEADER_BYTES
 
     def feed(self, data: bytes) -> list[Message]:
-        if self._parts:
-            self._parts.append(data)
-            self._have += len(data)
-            if self._have < self._need:
-                return []
-            data = b"".join(self._parts)
-            self._parts.clear()
         messages: list[Message] = []
-        if self.error is None:
-            try:
-                rest = self._decode(data, messages)
-            except ProtocolError as error:
-                self.error = error
-            else:
-                if rest < len(data):
-                    self._parts.append(data[rest:])
-                    self._have = len(data) - rest
+        while self._have and data and self.error is None:
+            count = min(len(data), self._need - self._have)
+            self._buffer[self._have : self._have + count] = data[:count]
+            data = data[count:]
+            messages += self.filled(count)
+        if data and self.error is None:
+            self._take(data, messages)
         return messages
+
+    def room(self) -> memoryview | None:
+        """Where the rest of a large frame that is under way belongs: it can be received right there, see `filled`."""
+        missing = self._need - self._have
+        if not self._have or missing < limits.RPC_READ_BYTES // 2 or self.error is not None:
+            return None
+        return memoryview(self._buffer)[self._have : self._need]
+
+    def filled(self, count: int) -> list[Message]:
+        """So many bytes were put into `room`."""
+        self._have += count
+        messages: list[Message] = []
+        if self._have >= self._need:
+            size, self._have = self._have, 0
+            with memoryview(self._buffer) as view:
+                self._take(view[:size], messages)
+        return messages
+
+    def _take(self, data: bytes | memoryview, messages: list[Message]) -> None:
+        """Decode what is complete, keep the rest."""
+        try:
+            rest = self._decode(data, messages)
+        except ProtocolError as error:
+            self.error = error
+            return
+        if rest < len(data):
+            self._have = len(data) - rest
+            kept = bytes(data[rest:])
+            if len(self._buffer) < self._need:
+                self._buffer = bytearray(self._need)
+            self._buffer[: self._have] = kept
 
     def forget(self, call_id: int) -> None:
         """The rest of this call's body is not wanted or will not come."""
@@ -135,7 +157,7 @@ class Decoder:
         if unfinished is not None:
             self.unfinished_bytes -= unfinished.total
 
-    def _decode(self, data: bytes, messages: list[Message]) -> int:
+    def _decode(self, data: bytes | memoryview, messages: list[Message]) -> int:
         """Decode all complete frames; the position of the first incomplete one."""
         position, end = 0, len(data)
         header, unpack, append = HEADER.unpack_from, _unpack, messages.append
@@ -161,9 +183,9 @@ class Decoder:
                 except Exception as error:  # whatever the bytes provoke
                     raise ProtocolError(f"head of frame kind {kind} is not valid msgpack") from error
             if kind >= CANCEL or body_len > _CHUNK_BYTES or self._unfinished:
-                self._step(kind, call_id, head, body_len, data[cut:stop], messages)
+                self._step(kind, call_id, head, body_len, bytes(data[cut:stop]), messages)
             else:
-                append((kind, call_id, head, data[cut:stop]))
+                append((kind, call_id, head, bytes(data[cut:stop])))
 
     def _step(self, kind: int, call_id: int, head: Any, size: int, piece: bytes, messages: list[Message]) -> None:
         """A frame that has to do with unfinished bodies."""

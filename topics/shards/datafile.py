@@ -327,10 +327,10 @@ def read_flags(handle: File, chunk: Chunk) -> int:
     return mask_from_flags(handle.read_at(chunk.offset + chunk.length - n, n))
 
 
-def decode_frame(data: bytes, seed: int) -> Block:
-    """A block read from a data file; BadBlock if its checksum does not hold."""
+def decode_frame(data: bytes | bytearray, seed: int) -> Block:
+    """A block read from a data file; BadBlock if its checksum does not hold. Its text stays in `data`."""
     check_frame(data, seed)
-    return decode_block(data)[0]
+    return decode_block(data, share=True)[0]
 
 
 # --- tags ---------------------------------------------------------------------------------------------------------

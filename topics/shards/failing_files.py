@@ -119,7 +119,7 @@ class FailingFile:
     def read_at(self, offset: int, size: int) -> bytes:
         return self._inner.read_at(offset, size)
 
-    def read_cached(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | bytearray | None:
         return self._inner.read_cached(offset, size)
 
     def drop_cache(self) -> None:

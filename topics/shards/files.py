@@ -31,7 +31,7 @@ class File(Protocol):
         """Up to `size` bytes at `offset`; shorter only at the end of the file."""
         ...
 
-    def read_cached(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | bytearray | None:
         """As `read_at`, but None instead of waiting for the disk (RWF_NOWAIT)."""
         ...
 
@@ -145,7 +145,7 @@ class RealFile:
             got += len(data)
         return b"".join(parts)
 
-    def read_cached(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | bytearray | None:
         if not self._nowait:
             return None
         buffer = bytearray(size)
@@ -158,7 +158,7 @@ class RealFile:
                 raise
             self._nowait = False  # this file system cannot say; always use a thread
             return None
-        return bytes(buffer) if got == size else None
+        return buffer if got == size else None
 
     def sync(self) -> None:
         os.fdatasync(self._fd)

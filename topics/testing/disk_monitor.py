@@ -103,7 +103,7 @@ class MonitoredFile:
     def drop_cache(self) -> None:
         self._inner.drop_cache()
 
-    def read_cached(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | bytearray | None:
         return self._inner.read_cached(offset, size)
 
     def size(self) -> int:

@@ -72,7 +72,7 @@ class FaultyFile(_Handle):
         self._files.note_read(f"read_at {self._path} @{offset} +{size}")
         return bytes(self._node().data[offset : offset + size])
 
-    def read_cached(self, offset: int, size: int) -> bytes | None:
+    def read_cached(self, offset: int, size: int) -> bytes | bytearray | None:
         data = bytes(self._node().data[offset : offset + size])
         return data if len(data) == size and not self._files.is_cold() else None
 
