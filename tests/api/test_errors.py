@@ -15,7 +15,7 @@ LIMIT = 4 * 1024 * 1024  # of the shared instance
 
 
 @pytest.mark.parametrize(
-    "path", ["/", "/v0", "/v1/topics", "/v0/topics/", "/v0/topics/a/b", "/v0/topics/a/diff/", "/v0/routers", "/v0/ws/"]
+    "path", ["/", "/v0", "/v1/topics", "/v0/topics/", "/v0/topics/a/b", "/v0/topics/a/diff/", "/v0/router", "/v0/ws/"]
 )
 def test_unknown_paths(http, path):
     envelope(http.get(path), 404, "not_found")
