@@ -32,6 +32,7 @@ class Sizes:
     slow_read_records: int = 50_000  # the same for a peer that takes long to fill
     recovery_records: int = 1_000_000
     live_deliveries: int = 1_000_000  # W4, over all subscribers and sizes; small crowds get fewer
+    queue_jobs: int = 10_000  # W5, in each queue; five times as many for workers that take many at once
     paced_seconds: float = 5.0  # of one open-loop measurement
     paced_rate: int = 100  # requests a second of one client that measures latency
     growth_topics: tuple[int, ...] = (1, 10, 1_000, 100_000)
@@ -48,6 +49,7 @@ QUICK = Sizes(
     slow_read_records=5_000,
     recovery_records=100_000,
     live_deliveries=100_000,
+    queue_jobs=2_000,
     paced_seconds=1.0,
     growth_topics=(1, 10, 1_000),
     growth_records=(1_000, 10_000, 100_000),
