@@ -165,6 +165,13 @@ DERIVED_HOPS_MAX = 16  # topics along a chain that a read waits for
 BOARD_LOCK_MS = 250  # the lock is held for microseconds; longer than this, its holder has been stopped
 BOARD_LOCK_RETRY_US = 50
 
+# --- the supervisor -----------------------------------------------------------------------------------------------
+HEALTH_DEADLINE_MS = 5_000  # of one look at a child; at most a third of TOPICS_STUCK_MS
+STUCK_MISSES_MIN = 2  # a machine that was asleep makes one look fail, not two
+FIRST_ANSWER_TIMES = (
+    4  # until its first answer a child has so many times TOPICS_STUCK_MS: it may have to wait for a CPU
+)
+
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000
 THREAD_BODY_BYTES = 64 * KIB  # bodies above this are decoded and rendered in a thread

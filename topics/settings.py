@@ -60,6 +60,7 @@ class Settings(msgspec.Struct, frozen=True):
     shards: int
     gateways: int
     stop_ms: int
+    stuck_ms: int
     log_format: Literal["text", "json"]
     log_level: str
     probe_auth: bool
@@ -187,6 +188,7 @@ def _processes(name: str, help: str, shown: str) -> Option:
 
 _RUN_DIR = "Short directory in which the server makes its private one, for sockets."
 _STOP_MS = "Longest time for a clean stop; then children are killed."
+_STUCK_MS = "A child that answers nothing this long is killed and started again."
 _LOG_FORMAT = "Log lines for a person or JSON; auto is text on a terminal."
 
 OPTIONS: tuple[Option, ...] = (
@@ -198,6 +200,7 @@ OPTIONS: tuple[Option, ...] = (
     _processes("shards", "Shard processes, one WAL each.", "cores, at most 8"),
     _processes("gateways", "Gateway processes, which speak HTTP.", "half the cores, at least 1"),
     Option("stop_ms", "int", _STOP_MS, 30_000, "Processes", low=100, high=3_600_000),
+    Option("stuck_ms", "int", _STUCK_MS, 30_000, "Processes", low=100, high=3_600_000),
     Option("log_format", "word", _LOG_FORMAT, "auto", "Logs", words=LOG_FORMATS),
     Option("log_level", "word", "The least severe level that is logged.", "info", "Logs", words=LOG_LEVELS),
     Option("api_keys", "secret", "Comma-separated API keys. Has no flag: command lines are public.", None, "Access"),

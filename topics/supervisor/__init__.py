@@ -5,6 +5,7 @@
     policy.py    when to start again, a pure function     programs.py  what a child is started with
     datadir.py   LOCK, FORMAT                             slotmap.py   SLOTS: who owns which hash slot
     listen.py    the TCP sockets                          rundir.py    the private run directory, the port file
+    patience.py  when a silent child is killed
     admin.py     `status` and `restart` over RPC          notify.py    systemd
     keyload.py   API keys: read, digested, forgotten      report.py    what `status` tells of each process
 

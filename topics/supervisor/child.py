@@ -1,6 +1,7 @@
 """One child over all its lives: started, watched, started again as the policy says, stopped.
 
-What is seen of it goes to its watch slot on the board at once, where the gateways read it.
+What is seen of it goes to its watch slot on the board at once, where the gateways read it. A process that runs but
+answers nothing for TOPICS_STUCK_MS is killed: it would never come back by itself, and its successor does.
 """
 
 import logging
@@ -11,16 +12,17 @@ from typing import Any
 
 import trio
 
+from topics import limits
 from topics.board import PROGRESS_WHOLE, ChildState, Slot
 from topics.clock import Clock
 from topics.rpc import Connection, RpcError, connect_unix
+from topics.supervisor.patience import Patience
 from topics.supervisor.policy import GiveUp, Life, describe, next_action
 
 log = logging.getLogger("topics.supervisor")
 
 POLL_STARTING_S = 0.03
 POLL_READY_S = 0.5
-HEALTH_DEADLINE_MS = 5_000
 HISTORY_MAX = 64
 EXIT_NOT_STARTED = 71
 
@@ -28,7 +30,9 @@ Launch = Callable[[], Awaitable[trio.Process]]
 
 
 class Child:
-    def __init__(self, kind: str, index: int, launch: Launch, socket: str, watch: Slot, clock: Clock) -> None:
+    def __init__(
+        self, kind: str, index: int, launch: Launch, socket: str, watch: Slot, clock: Clock, stuck_ms: int
+    ) -> None:
         self.kind = kind
         self.index = index
         self.name = f"{kind}-{index}"
@@ -47,6 +51,8 @@ class Child:
         self._ready_ms: int | None = None
         self._stopping = trio.Event()
         self._ending: signal.Signals | None = None
+        self._patience = Patience(stuck_ms / 1000)
+        self._health_ms = min(limits.HEALTH_DEADLINE_MS, stuck_ms // 3)
         self._enter(ChildState.DOWN)
 
     @property
@@ -56,6 +62,15 @@ class Child:
     @property
     def progress(self) -> float:
         return self._watch.get("replay_progress") / PROGRESS_WHOLE
+
+    @property
+    def well(self) -> bool:
+        return self.state is ChildState.READY
+
+    @property
+    def silent(self) -> bool:
+        """It runs and answers nothing. One that is being started (again) is not meant."""
+        return self._process is not None and self._patience.strained
 
     def describe(self) -> dict[str, Any]:
         return {
@@ -120,6 +135,7 @@ class Child:
     async def _live(self) -> int:
         """From one start to the end of that process; its exit status. Cancelled, the process is left running."""
         self.started_ms, self._ready_ms = self._clock.now_ms(), None
+        self._patience.begin(trio.current_time())
         try:
             self._process = await self._launch()
         except OSError as error:
@@ -157,13 +173,14 @@ class Child:
                 try:
                     if connection is None or connection.lost:
                         connection = await connect_unix(self._socket, nursery)
-                    reply = await connection.call("health", {}, deadline_ms=HEALTH_DEADLINE_MS)
+                    reply = await connection.call("health", {}, deadline_ms=self._health_ms)
                     self._see(reply.head)
                 except RpcError as error:
                     self._miss(error)
                 await trio.sleep(POLL_READY_S if self.state is ChildState.READY else POLL_STARTING_S)
 
     def _see(self, health: Mapping[str, Any]) -> None:
+        self._patience.heard(trio.current_time())
         progress = 1.0 if health.get("ready") else float(health.get("replay_progress", 0.0))
         self._watch.set("replay_progress", int(progress * PROGRESS_WHOLE))
         if "topics" in health:
@@ -182,6 +199,9 @@ class Child:
         if self.state is ChildState.READY:
             log.warning("%s does not answer: %s", self.name, error.message)
         self._lose_ready()
+        if self._patience.missed(trio.current_time(), error) and not self._stopping.is_set():
+            log.error("%s answers nothing any more and is killed", self.name)
+            self.signal(signal.SIGKILL)
 
     def _lose_ready(self) -> None:
         if self.state is ChildState.READY:

@@ -4,12 +4,17 @@ The supervisor binds them and keeps them open while a gateway restarts, so that 
 reset. SO_REUSEPORT would also let a second server of the same user join a busy port unnoticed; so the first socket
 binds and listens without it, which fails if anybody holds the port, and gets the option only then, to let its
 siblings in.
+
+With socket activation systemd has bound the port and hands it down. All gateways accept from that one socket then; and
+since systemd keeps it, connections wait even while the whole server restarts.
 """
 
 import errno
 import socket
+from collections.abc import Mapping
 
 BACKLOG = 1024
+FIRST_FD = 3  # where systemd's begin
 
 
 class ListenError(Exception):
@@ -31,6 +36,27 @@ def listen(host: str, port: int, count: int) -> list[socket.socket]:
             sock.close()
         raise ListenError(_explain(host, port, error)) from None
     return sockets
+
+
+def inherited(environ: Mapping[str, str], pid: int) -> socket.socket | None:
+    """The listening socket that systemd passed to this process, if it did (sd_listen_fds)."""
+    if environ.get("LISTEN_PID") != str(pid) or not environ.get("LISTEN_FDS", "").isdecimal():
+        return None
+    count = int(environ["LISTEN_FDS"])
+    if count == 0:
+        return None
+    if count > 1:
+        raise ListenError(f"systemd hands down {count} sockets; topics takes one: keep a single ListenStream=")
+    try:
+        sock = socket.socket(fileno=FIRST_FD)
+        sock.set_inheritable(False)
+        listening = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+    except OSError as error:
+        raise ListenError(f"LISTEN_FDS names a socket that cannot be used: {error.strerror}") from None
+    if sock.family not in (socket.AF_INET, socket.AF_INET6) or sock.type != socket.SOCK_STREAM or not listening:
+        sock.close()
+        raise ListenError("the socket of systemd is no listening TCP socket: use ListenStream= with a port, Accept=no")
+    return sock
 
 
 def address_text(sock: socket.socket) -> str:

@@ -24,7 +24,15 @@ from topics.settings import PREFIX, GatewayBoot, Settings, ShardPeers
 # -P: the directory the server happens to be started in is no place to import from.
 SHARD = (sys.executable, "-P", "-m", "topics.shards")
 GATEWAY = (sys.executable, "-P", "-m", "topics.gateway")
-NOT_FOR_CHILDREN = ("NOTIFY_SOCKET", "CREDENTIALS_DIRECTORY", "LISTEN_FDS", "LISTEN_PID", "WATCHDOG_USEC")
+NOT_FOR_CHILDREN = (
+    "NOTIFY_SOCKET",
+    "CREDENTIALS_DIRECTORY",
+    "LISTEN_FDS",
+    "LISTEN_PID",
+    "LISTEN_FDNAMES",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,12 +28,12 @@ from topics.board import Board, Phase
 from topics.clock import Clock, SystemClock
 from topics.keys import KeyDigest
 from topics.rpc import serve_unix
-from topics.settings import Settings
+from topics.settings import Settings, is_loopback
 from topics.supervisor import admin, slotmap
 from topics.supervisor.child import Child
 from topics.supervisor.datadir import DataDirError, open_data_dir
-from topics.supervisor.listen import ListenError, address_text, listen
-from topics.supervisor.notify import Notifier
+from topics.supervisor.listen import ListenError, address_text, inherited, listen
+from topics.supervisor.notify import Notifier, ping_interval_s
 from topics.supervisor.programs import Launcher, Programs
 from topics.supervisor.rundir import RunDirError, make_run_dir, remove_run_dir, write_port_file
 
@@ -75,7 +75,7 @@ def _take(settings: Settings, keys: list[KeyDigest], programs: Programs, clock: 
     with ExitStack() as stack:
         data = stack.enter_context(closing(open_data_dir(Path(settings.data_dir).absolute())))
         slots, served = slotmap.settle(data.path, settings.shards)
-        listeners = listen(settings.host, settings.port, settings.gateways)
+        listeners = _listeners(settings, with_keys=bool(keys))
         for sock in listeners:
             stack.enter_context(sock)
         if data.previous is not None:
@@ -102,6 +102,7 @@ class Server:
         self._stop = trio.Event()
         self._announced = False
         self._notifier = Notifier(os.environ.get("NOTIFY_SOCKET"))
+        self._ping_s = ping_interval_s(os.environ, os.getpid())
         self._port_file = Path(settings.port_file).absolute() if settings.port_file else None
         self._shards = [self._make_shard(index) for index in taken.launcher.served]
         self._gateways = [self._make_gateway(index) for index in range(settings.gateways)]
@@ -111,13 +112,23 @@ class Server:
         launcher, directory = self._taken.launcher, slotmap.shard_dir(self._taken.data_dir, index)
         watch = self._taken.board.watch_shard(index)
         path = launcher.socket_of("shard", index)
-        return Child("shard", index, lambda: launcher.shard(index, directory), path, watch, self._clock)
+        return Child(
+            "shard", index, lambda: launcher.shard(index, directory), path, watch, self._clock, self._settings.stuck_ms
+        )
 
     def _make_gateway(self, index: int) -> Child:
         launcher, listener = self._taken.launcher, self._taken.listeners[index]
         watch = self._taken.board.watch_gateway(index)
         path = launcher.socket_of("gateway", index)
-        return Child("gateway", index, lambda: launcher.gateway(index, listener), path, watch, self._clock)
+        return Child(
+            "gateway",
+            index,
+            lambda: launcher.gateway(index, listener),
+            path,
+            watch,
+            self._clock,
+            self._settings.stuck_ms,
+        )
 
     async def run(self) -> None:
         """Until every child has ended for good."""
@@ -128,6 +139,7 @@ class Server:
                     beside.start_soon(self._obey, signals)
                     beside.start_soon(self._announce)
                     beside.start_soon(self._report)
+                    beside.start_soon(self._ping)
                     await beside.start(self._serve_admin)
                     await self._run_children()
                     beside.cancel_scope.cancel()
@@ -196,16 +208,33 @@ class Server:
                 self._fail()
                 return
         self._announced = True
-        self._notifier.send(READY=1, STATUS=f"serving http://{address}")
+        self._notifier.send(READY=1, STATUS=self._status_line())
         fields = {"address": address, "shards": len(self._shards), "gateways": len(self._gateways)}
         log.info("ready after %d ms: http://%s", spent_ms, address, extra={"fields": fields})
 
     async def _report(self) -> None:
-        """Tell systemd how the replay goes, and that it should wait."""
-        while self._taken.board.phase is Phase.STARTING:
-            progress = self._taken.board.readiness().progress
-            self._notifier.send(STATUS=f"replaying logs: {progress:.0%}", EXTEND_TIMEOUT_USEC=EXTEND_US)
+        """Tell systemd how the replay goes, and that it should wait; later, which child is not well."""
+        said = ""
+        while True:
+            if self._taken.board.phase is Phase.STARTING:
+                progress = self._taken.board.readiness().progress
+                self._notifier.send(STATUS=f"replaying logs: {progress:.0%}", EXTEND_TIMEOUT_USEC=EXTEND_US)
+            elif self._announced and not self._stop.is_set() and (line := self._status_line()) != said:
+                self._notifier.send(STATUS=line)
+                said = line
             await trio.sleep(REPORT_S)
+
+    def _status_line(self) -> str:
+        unwell = ", ".join(f"{child.name} {child.state.name.lower()}" for child in self._children if not child.well)
+        return f"serving http://{self._taken.address}" + (f"; {unwell}" if unwell else "")
+
+    async def _ping(self) -> None:
+        """Feed systemd's watchdog while every child that runs answers. A silent one is killed after TOPICS_STUCK_MS,
+        and all is well again; if it cannot even be killed (an uninterruptible wait), the watchdog ends everything."""
+        while self._ping_s:
+            if not any(child.silent for child in self._children):
+                self._notifier.send(WATCHDOG=1)
+            await trio.sleep(self._ping_s)
 
     def _summary(self) -> dict[str, Any]:
         return {
@@ -254,6 +283,23 @@ class Server:
         if self._port_file is not None:
             with suppress(FileNotFoundError):
                 self._port_file.unlink()
+
+
+def _listeners(settings: Settings, *, with_keys: bool) -> list[socket.socket]:
+    """One for each gateway: of the socket that systemd hands down if it does, else of our own."""
+    given = inherited(os.environ, os.getpid())
+    if given is None:
+        return listen(settings.host, settings.port, settings.gateways)
+    open_to_all = with_keys or settings.allow_insecure_no_auth
+    if not open_to_all and not is_loopback(given.getsockname()[0]):
+        text = address_text(given)
+        given.close()
+        raise ListenError(
+            f"systemd listens on {text}, which others can reach, and no API keys are set: set TOPICS_API_KEYS or "
+            "TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve everybody"
+        )
+    with given:
+        return [given.dup() for _ in range(settings.gateways)]
 
 
 def _stop_signals() -> list[signal.Signals]:
