@@ -92,6 +92,10 @@ def test_what_is_stored_comes_back(pieces, packed):
         assert (chunk.first_seq, chunk.last_seq) == (item.block.first_seq, item.block.last_seq)
         assert chunk.tagged == bool(item.block.tags)
         assert (chunk.sizes, chunk.ts) == (item.block.sizes(), item.block.ts)
+        frame = files.open(info.path).read_at(chunk.offset, chunk.length)
+        texts = datafile.decode_texts(frame, info.seed)
+        assert [texts.record(i) for i in range(len(texts))] == [item.block.record(i) for i in range(len(texts))]
+        assert (texts.first_seq, texts.last_seq) == (item.block.first_seq, item.block.last_seq)
 
 
 def test_large_files_are_written_in_pieces():
@@ -231,6 +235,8 @@ def test_a_block_that_does_not_check_is_refused_and_its_neighbours_are_not(segme
         if number == victim:
             with pytest.raises(BadBlock):
                 datafile.decode_frame(frame, SEED)
+            with pytest.raises(BadBlock):
+                datafile.decode_texts(frame, SEED)
         else:
             assert datafile.decode_frame(frame, SEED).first_seq == chunk.first_seq
 
@@ -269,6 +275,8 @@ def test_arbitrary_bytes_hold_no_block(data):
     assert list(datafile.read_frames(data, info)) == []
     with pytest.raises(BadBlock):
         datafile.decode_frame(data, SEED)
+    with pytest.raises(BadBlock):
+        datafile.decode_texts(data, SEED)
 
 
 # -- tags

@@ -33,6 +33,7 @@ class Window(Slice):
     """A slice of one chunk, as it was when the plan was made. Its block may have to be fetched."""
 
     chunk: Chunk
+    texts_only: bool = False  # of a block that is fetched, nothing but its texts is needed
 
 
 class Plan(msgspec.Struct):

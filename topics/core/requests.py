@@ -79,6 +79,11 @@ class Diff(msgspec.Struct, frozen=True):
     wait_ms: int = 0
     batch_bytes: int = limits.BATCH_BYTES_DEFAULT
 
+    @property
+    def plain(self) -> bool:
+        """Records are shown as they stand in their blocks, whoever wrote them."""
+        return self.include_data and self.include_meta and not (self.include_tags or self.nodes)
+
 
 class Delete(msgspec.Struct, frozen=True):
     before_seq: int | None

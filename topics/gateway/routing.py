@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_to_bytes
 
-from topics import errors
+from topics import errors, limits
 from topics.errors import TopicsError, invalid
 from topics.gateway.messages import Request, Response
 from topics.keys import ROUTE_SCOPES, Access
@@ -36,20 +36,34 @@ class Route:
         object.__setattr__(self, "access", ROUTE_SCOPES[self.needs])
 
 
+Found = tuple[Route | None, bytes, dict[str, Route]]
+
+
 class Routes:
     """Paths as a tree of segments; `None` is the segment of a name."""
 
     def __init__(self, table: Iterable[Route]) -> None:
         self.table = tuple(table)
         self._root: dict[bytes | None, Any] = {}
+        self._known: dict[tuple[str, bytes], Found] = {}  # paths that were looked up before
         for route in self.table:
             node = self._root
             for segment in route.template.encode().split(b"/")[1:]:
                 node = node.setdefault(None if segment.startswith(b":") else segment, {})
             node.setdefault(b"/", {})[route.method] = route  # a real segment holds no slash
 
-    def find(self, method: str, path: bytes) -> tuple[Route | None, bytes, dict[str, Route]]:
+    def find(self, method: str, path: bytes) -> Found:
         """The route if there is one, the name in the path, and what the path takes by method."""
+        found = self._known.get((method, path))
+        if found is None:
+            found = self._find(method, path)
+            if found[0] is not None:
+                if len(self._known) >= limits.HTTP_KNOWN_PATHS:
+                    self._known.clear()
+                self._known[method, path] = found
+        return found
+
+    def _find(self, method: str, path: bytes) -> Found:
         node = self._root
         name = b""
         for segment in path.split(b"/")[1:]:

@@ -34,6 +34,7 @@ import xxhash
 
 from topics.core.block import (
     DIRECT,
+    HEADER,
     BadBlock,
     Block,
     BlockHead,
@@ -331,6 +332,21 @@ def decode_frame(data: bytes | bytearray, seed: int) -> Block:
     """A block read from a data file; BadBlock if its checksum does not hold. Its text stays in `data`."""
     check_frame(data, seed)
     return decode_block(data, share=True)[0]
+
+
+def decode_texts(data: bytes | bytearray, seed: int) -> Block:
+    """The same with nothing but the texts and where they end: all that a plain read needs, for a quarter of the time.
+
+    The other columns are not there at all, so whoever asks for one fails instead of being told something wrong.
+    """
+    head = check_frame(data, seed)
+    block = Block.__new__(Block)
+    block.first_seq, block.base_ts = head.first_seq, head.base_ts
+    block.ends = array("I", bytes(data[HEADER.size : HEADER.size + 4 * head.n]))
+    if block.ends[-1] != head.text_len:
+        raise BadBlock("block columns do not fit its text")
+    block.text = memoryview(data)[head.body_len - head.text_len : head.body_len]
+    return block
 
 
 # --- tags ---------------------------------------------------------------------------------------------------------

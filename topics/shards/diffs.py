@@ -63,7 +63,11 @@ class Look:
         return False
 
     def plan(self, topic: Topic) -> Plan:
-        return plan_diff(topic, self.query)
+        plan = plan_diff(topic, self.query)
+        if self.query.plain:
+            for window in plan.windows:
+                window.texts_only = True
+        return plan
 
     def answer(self, topic: Topic, plan: Plan) -> bool:
         """Reply, unless there is nothing to tell and time is left."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import trio
 
 from topics import limits
-from topics.core.block import BadBlock
+from topics.core.block import BadBlock, Block
 from topics.core.chunk import DataFile
 from topics.core.diff import Plan, Window
 from topics.core.loss import CORRUPT
@@ -80,11 +80,15 @@ def _file(window: Window) -> DataFile:
 def _read_cached(window: Window, handle: File) -> bool:
     data = handle.read_cached(window.chunk.offset, window.chunk.length)
     if data is not None:
-        window.block = datafile.decode_frame(data, _file(window).seed)
+        window.block = _decode(window, data)
     return data is not None
 
 
 def _read_all(missing: Sequence[Missing]) -> None:
     for window, handle in missing:
-        data = handle.read_at(window.chunk.offset, window.chunk.length)
-        window.block = datafile.decode_frame(data, _file(window).seed)
+        window.block = _decode(window, handle.read_at(window.chunk.offset, window.chunk.length))
+
+
+def _decode(window: Window, data: bytes | bytearray) -> Block:
+    decode = datafile.decode_texts if window.texts_only else datafile.decode_frame
+    return decode(data, _file(window).seed)
