@@ -93,6 +93,28 @@ def test_control_commands_wait_for_one_another(driver: Driver):
     assert driver.store.engine.state.find("t").config.cap_records == 7
 
 
+@pytest.mark.parametrize("kept", [True, False])
+@pytest.mark.parametrize(("before", "after", "gone"), [(10, 0, 0), (10, 50, 0), (50, 10, 1), (10, 15, 1)])
+def test_what_expires_while_a_ttl_waits_for_its_sync_stays_gone(before: int, after: int, gone: int, kept: bool):
+    driver = Driver().start()
+    driver.put("t", {"ttl_ms": before})
+    driver.commit()
+    driver.append("t", records(1))
+    driver.commit()
+    driver.clock.advance(5)
+    driver.put("t", {"ttl_ms": after})
+    driver.clock.advance(46 if gone else 10)
+    assert driver.topic("t").evict_floor == 1 + gone  # only what is over by both
+    driver.check_all()
+    if kept:
+        driver.write()
+    driver.crash(0, power_loss=False)
+    assert driver.topic("t").config.ttl_ms == (after if kept else before)
+    if gone:
+        assert driver.topic("t").evict_floor == 2
+    driver.check_all()
+
+
 def test_a_write_behind_a_removal_makes_a_new_topic(driver: Driver):
     driver.append("t", records(3))
     driver.commit()

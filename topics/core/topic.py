@@ -40,6 +40,7 @@ class Topic:
     __slots__ = (
         "__weakref__",
         "applied_lsn",
+        "becoming",
         "buried",
         "bytes",
         "ceiling",
@@ -87,6 +88,7 @@ class Topic:
         self.hidden = is_hidden_name(name)
         self.epoch = epoch
         self.config = config
+        self.becoming: TopicConfig | None = None  # the configuration that is logged but not durable yet
         self.next_seq = SEQ_BASE
         self.head_seq = SEQ_BASE - 1
         self.last_ts = 0
@@ -245,8 +247,14 @@ class Topic:
     # --- shrinking ------------------------------------------------------------------------------------------------
 
     def expire(self, now_ms: int) -> None:
-        """Let records whose time is over go. Amortised: each is looked at once."""
+        """Let records whose time is over go. Amortised: each is looked at once.
+
+        While a change of the TTL waits for its sync, only what is over by both: a crash may keep or lose the change,
+        and what readers saw expire must not come back either way.
+        """
         ttl = self.config.ttl_ms
+        if ttl and self.becoming is not None:
+            ttl = max(ttl, self.becoming.ttl_ms) if self.becoming.ttl_ms else 0
         if not ttl or not self.chunks:
             return
         oldest = now_ms - ttl  # expired: ts < oldest
@@ -260,6 +268,7 @@ class Topic:
 
     def rebound(self, config: TopicConfig, ts: int) -> None:
         """Live by another configuration. What readers saw expire by the old one does not come back."""
+        self.becoming = None
         self.expire(ts)
         self.config = config
         self.expire(ts)

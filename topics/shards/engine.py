@@ -119,6 +119,7 @@ class Engine:
             records, size = topic.count, topic.bytes
             update = msgspec.structs.replace(update, kept=residence.end(topic, update.config, update.ts))
             self.note_change(topic, records, size)
+        topic.becoming = update.config
         self._control(topic, update, lambda _: done((topic, False)), fail, at_once=ends_residence)
 
     def remove_topic(self, name: str, if_empty: bool, done: Done, fail: Fail) -> None:

@@ -133,6 +133,8 @@ class Driver:
             settings = Settings.of(config, known)
             entry = self.model.update(name, settings, now)
             entry.at_once = known.durability == "ephemeral" != settings.durability
+            if not entry.at_once:
+                self.model.topics[name].becoming = settings
             self._enter(entry, answer, before)
         return answer
 

@@ -109,6 +109,7 @@ class ReferenceTopic:
         self.name = name
         self.epoch = epoch
         self.settings = settings
+        self.becoming: Settings | None = None  # settings that wait for their sync
         self.live: dict[int, Record] = {}  # ascending
         self.head_seq = 0
         self.last_ts = 0
@@ -147,8 +148,10 @@ class ReferenceTopic:
     # --- changes --------------------------------------------------------------------------------------------------
 
     def expire(self, now_ms: int) -> None:
-        if self.settings.ttl_ms:
-            self._lose((seq for seq, r in self.live.items() if now_ms - r.ts > self.settings.ttl_ms), "ttl")
+        """What waiting settings would keep stays as well: a crash decides which ones hold."""
+        ttls = [settings.ttl_ms for settings in (self.settings, self.becoming) if settings is not None]
+        if all(ttls):
+            self._lose((seq for seq, r in self.live.items() if now_ms - r.ts > max(ttls)), "ttl")
 
     def append(self, drafts: Iterable[Draft], ts: int, key: str | None) -> None:
         self.expire(ts)
@@ -163,6 +166,7 @@ class ReferenceTopic:
         self._enforce_caps()
 
     def update(self, settings: Settings, ts: int) -> None:
+        self.becoming = None
         self.expire(ts)  # what had expired by then stays gone, whatever the new ttl is
         was_resident, self.settings = self.is_resident, settings
         self.expire(ts)
