@@ -185,6 +185,37 @@ async def test_a_reader_whose_time_is_up_gets_the_cursor_past_its_own_writes(moc
         assert pages[0]["caught_up"]
 
 
+async def test_a_gap_that_swallowed_the_readers_own_writes_begins_where_it_asked() -> None:
+    async with serving() as (service, connection):
+        pages: list[dict[str, Any]] = []
+        await ask(connection, "put", b'{"cap_records":5}')
+        await ask(connection, "append", by("me", 5))
+        topic = service._store.engine.state.topics["t"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: poll(connection, pages, node="me", from_seq=2))
+            await until(lambda: topic.waiters)  # at 5
+            await ask(connection, "append", by("you", 7))
+        (page,) = pages
+        gap = page["tombstone"]
+        assert (gap["gap_from"], gap["gap_to"], gap["missed_estimate"]) == (3, 7, 5)
+        assert [record["$seq"] for record in page["records"]] == [8, 9, 10, 11, 12]
+
+
+async def test_a_gap_behind_the_readers_own_writes_is_told_by_itself() -> None:
+    async with serving() as (service, connection):
+        pages: list[dict[str, Any]] = []
+        await ask(connection, "append", by("me", 5))
+        topic = service._store.engine.state.topics["t"]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(lambda: poll(connection, pages, node="me", from_seq=2))
+            await until(lambda: topic.waiters)
+            topic.next_seq = 9
+            service._store.engine.lose_range(topic, 6, 8, "corrupt", lambda _: None)
+            service._store.engine.wake_readers(topic)
+        gap = pages[0]["tombstone"]
+        assert (gap["gap_from"], gap["gap_to"], gap["reason"]) == (6, 8, "corrupt")
+
+
 async def test_without_a_wait_own_writes_are_passed_at_once() -> None:
     async with serving() as (_, connection):
         await ask(connection, "append", by("me", 3))

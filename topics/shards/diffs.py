@@ -2,7 +2,8 @@
 
 `diff` answers a client, `follow` (follow.py) a gateway that has live readers. A look that finds only records of the
 reader's own nodes has nothing to tell. It moves the cursor past them and goes on waiting, so that a reader is not woken
-by its own writes; when the time is up, the answer carries that cursor.
+by its own writes; when the time is up, the answer carries that cursor. A gap that swallowed those records as well is
+told from where the call began.
 """
 
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from topics.core.block import BadBlock
 from topics.core.derivation import is_blocked
 from topics.core.diff import Plan, render
 from topics.core.diff import plan as plan_diff
-from topics.core.requests import Diff
+from topics.core.loss import RECREATED
+from topics.core.requests import U64_MAX, Diff
 from topics.core.topic import Topic
 from topics.rpc.calls import Call
 from topics.shards.engine import Engine
@@ -30,12 +32,13 @@ from topics.shards.store import Store
 class Look:
     """One call, over all the times it looks."""
 
-    __slots__ = ("call", "ends", "poll", "query", "scanned", "settled", "throttle_ms", "topic_name")
+    __slots__ = ("asked", "call", "ends", "poll", "query", "scanned", "settled", "throttle_ms", "topic_name")
 
     def __init__(self, call: Call, topic_name: str, query: Diff, wait_ms: int) -> None:
         self.call = call
         self.topic_name = topic_name
-        self.query = query
+        self.asked = query
+        self.query = query  # from where it has come to
         self.scanned = 0
         self.settled = False  # it has waited for the copies of its topic's source
         self.throttle_ms = 0.0
@@ -56,6 +59,15 @@ class Look:
         if self.poll is not None:
             self.poll.cancel()
 
+    def plan_on(self, topic: Topic, epoch: int = 0, until: int = U64_MAX) -> Plan:
+        plan = plan_diff(topic, self.query, epoch, until)
+        gap = plan.tombstone
+        if gap is not None and gap.reason != RECREATED and self.query is not self.asked:
+            whole = topic.gap_after(self.asked.from_seq)
+            if whole is not None and whole.gap_to == gap.gap_to:  # what it has passed is gone, too
+                plan.tombstone = whole
+        return plan
+
     # --- what a `follow` does in its own way ------------------------------------------------------------------------
 
     def is_put_off(self, engine: Engine, topic: Topic, again: Callable[[], None]) -> bool:
@@ -63,7 +75,7 @@ class Look:
         return False
 
     def plan(self, topic: Topic) -> Plan:
-        plan = plan_diff(topic, self.query)
+        plan = self.plan_on(topic)
         if self.query.plain:
             for window in plan.windows:
                 window.texts_only = True

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from topics import limits
 from topics.core.block import encode_body
 from topics.core.diff import Buffer, Plan, Window, render
-from topics.core.diff import plan as plan_diff
 from topics.core.requests import U64_MAX, Diff, quoted
 from topics.core.topic import Topic
 from topics.rpc.calls import Call
@@ -56,7 +55,7 @@ class Follow(Look):
 
     def plan(self, topic: Topic) -> Plan:
         until, self._until = self._until, -1
-        return plan_diff(topic, self.query, self._head.epoch, until)
+        return self.plan_on(topic, self._head.epoch, until)
 
     def answer(self, topic: Topic, plan: Plan) -> bool:
         if self._head.blocks:
