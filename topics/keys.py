@@ -290,4 +290,6 @@ ROUTE_SCOPES: Mapping[str, Access] = {
     "metrics": Access(READ),
     "health": Access(0, needs_key=False),  # needs one with TOPICS_PROBE_AUTH
     "ready": Access(0, needs_key=False),
+    "openapi": Access(0, needs_key=False),
+    "docs": Access(0, needs_key=False),
 }

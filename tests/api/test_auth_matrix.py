@@ -45,6 +45,8 @@ SCOPES = {
     "GET /healthz": None,
     "GET /v0/ready": None,
     "GET /readyz": None,
+    "GET /v0/openapi.json": None,
+    "GET /v0/docs": None,
 }
 BODIES = {
     "POST /v0/topics/:topic/diff": {"from_seq": 0},

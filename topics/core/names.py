@@ -9,8 +9,10 @@ import re
 from topics.errors import invalid
 from topics.limits import NAME_MAX
 
-_TOPIC = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{NAME_MAX - 1}}}")
-_ROUTER = re.compile(rf"[A-Za-z0-9][A-Za-z0-9._:>-]{{0,{NAME_MAX - 1}}}")
+TOPIC_PATTERN = f"[A-Za-z0-9][A-Za-z0-9._:-]{{0,{NAME_MAX - 1}}}"
+ROUTER_PATTERN = f"[A-Za-z0-9][A-Za-z0-9._:>-]{{0,{NAME_MAX - 1}}}"
+_TOPIC = re.compile(TOPIC_PATTERN)
+_ROUTER = re.compile(ROUTER_PATTERN)
 
 TOPIC_RULE = f"1 to {NAME_MAX} characters of A-Z a-z 0-9 . _ : - and starts with a letter or a digit"
 HIDDEN_MARK = "$"  # begins the names of the server's own topics; no other name can begin with it

@@ -14,14 +14,14 @@ LEASE_PREFIX = "lease_"
 LEASE_ID_MAX = 64
 
 
-class _ClaimBody(msgspec.Struct, frozen=True):
+class ClaimBody(msgspec.Struct, frozen=True):
     node: str
     max: int | None = None
     lease_ms: int | None = None
     wait_ms: int | None = None
 
 
-class _SettleBody(msgspec.Struct, frozen=True):
+class SettleBody(msgspec.Struct, frozen=True):
     """What ack, nack and extend have in common."""
 
     node: str
@@ -29,11 +29,11 @@ class _SettleBody(msgspec.Struct, frozen=True):
     lease_ids: list[str] | None = None
 
 
-class _NackBody(_SettleBody, frozen=True, kw_only=True):
+class NackBody(SettleBody, frozen=True, kw_only=True):
     delay_ms: int | None = None
 
 
-class _ExtendBody(_SettleBody, frozen=True, kw_only=True):
+class ExtendBody(SettleBody, frozen=True, kw_only=True):
     lease_ms: int
 
 
@@ -53,15 +53,15 @@ class Settle(msgspec.Struct, frozen=True):
     ms: int = 0  # delay of a nack, length of an extension
 
 
-_claim = msgspec.json.Decoder(_ClaimBody)
-_ack = msgspec.json.Decoder(_SettleBody)
-_nack = msgspec.json.Decoder(_NackBody)
-_extend = msgspec.json.Decoder(_ExtendBody)
-BodyT = TypeVar("BodyT", bound=_SettleBody)
+_claim = msgspec.json.Decoder(ClaimBody)
+_ack = msgspec.json.Decoder(SettleBody)
+_nack = msgspec.json.Decoder(NackBody)
+_extend = msgspec.json.Decoder(ExtendBody)
+BodyT = TypeVar("BodyT", bound=SettleBody)
 
 
 def decode_claim(body: bytes | memoryview, bounds: Limits) -> Claim:
-    parsed: _ClaimBody = decode_body(_claim, body, bounds)
+    parsed: ClaimBody = decode_body(_claim, body, bounds)
     return Claim(
         check_worker(parsed.node, bounds),
         clamp_jobs(parsed.max, bounds),
@@ -75,13 +75,13 @@ def decode_ack(body: bytes | memoryview, bounds: Limits) -> Settle:
 
 
 def decode_nack(body: bytes | memoryview, bounds: Limits) -> Settle:
-    parsed: _NackBody = decode_body(_nack, body, bounds)
+    parsed: NackBody = decode_body(_nack, body, bounds)
     delay_ms = min(_u64("delay_ms", parsed.delay_ms or 0), limits.NACK_DELAY_MS_MAX)
     return _settle(parsed, bounds, delay_ms)
 
 
 def decode_extend(body: bytes | memoryview, bounds: Limits) -> Settle:
-    parsed: _ExtendBody = decode_body(_extend, body, bounds)
+    parsed: ExtendBody = decode_body(_extend, body, bounds)
     return _settle(parsed, bounds, clamp_lease(parsed.lease_ms) or 0)
 
 
@@ -113,7 +113,7 @@ def _u64(field: str, value: int) -> int:
     return value
 
 
-def _settle(parsed: _SettleBody, bounds: Limits, ms: int = 0) -> Settle:
+def _settle(parsed: SettleBody, bounds: Limits, ms: int = 0) -> Settle:
     node, seqs, lease_ids = check_worker(parsed.node, bounds), parsed.seqs, parsed.lease_ids
     if not seqs:
         raise invalid("seqs must hold at least one seq", field="seqs")

@@ -30,7 +30,7 @@ class RecordIn(msgspec.Struct, frozen=True, gc=False):
     meta: msgspec.Raw = _NO_RAW
 
 
-class _AppendBody(msgspec.Struct, frozen=True):
+class AppendBody(msgspec.Struct, frozen=True):
     records: list[RecordIn]
     node: str | None = None
     idempotency_key: str | None = None
@@ -39,7 +39,7 @@ class _AppendBody(msgspec.Struct, frozen=True):
     disable_backpressure: bool = False
 
 
-class _DiffBody(msgspec.Struct, frozen=True):
+class DiffBody(msgspec.Struct, frozen=True):
     from_seq: int = 0
     limit: int = 0
     node: str | list[str] | None = None
@@ -50,7 +50,7 @@ class _DiffBody(msgspec.Struct, frozen=True):
     max_batch_bytes: int = 0
 
 
-class _DeleteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # what it does cannot be undone
+class DeleteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # what it does cannot be undone
     before_seq: int | None = None
     match: msgspec.Raw = _NO_RAW
 
@@ -90,10 +90,10 @@ class Delete(msgspec.Struct, frozen=True):
     match: TagMatch | None
 
 
-_append = msgspec.json.Decoder(_AppendBody)
+_append = msgspec.json.Decoder(AppendBody)
 _records = msgspec.json.Decoder(list[RecordIn])
-_diff = msgspec.json.Decoder(_DiffBody)
-_delete = msgspec.json.Decoder(_DeleteBody)
+_diff = msgspec.json.Decoder(DiffBody)
+_delete = msgspec.json.Decoder(DeleteBody)
 _meta = msgspec.json.Decoder(dict[str, str])
 _any = msgspec.json.Decoder()
 _quote = msgspec.json.Encoder().encode
@@ -136,13 +136,13 @@ def decode_append(
     return Append(records, parsed.node, key, parsed.create, config, parsed.disable_backpressure, may_configure)
 
 
-def _decode_append(body: bytes | memoryview, bounds: Limits) -> _AppendBody:
+def _decode_append(body: bytes | memoryview, bounds: Limits) -> AppendBody:
     if isinstance(body, bytes) and 2 * limits.PIECE_BYTES < len(body) <= bounds.body_bytes and is_utf8(body):
         decoded = decode_pieces(body, _records.decode, _append.decode)
         if decoded is not None:
             records, rest = decoded
             return msgspec.structs.replace(rest, records=records + rest.records)
-    parsed: _AppendBody = decode_body(_append, body, bounds)
+    parsed: AppendBody = decode_body(_append, body, bounds)
     return parsed
 
 
@@ -193,7 +193,7 @@ def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
     """An empty body means all defaults. Values above a maximum are clamped, wrong types are refused."""
     if not body:
         return Diff()
-    parsed: _DiffBody = decode_body(_diff, body, bounds)
+    parsed: DiffBody = decode_body(_diff, body, bounds)
     for name in ("from_seq", "limit", "wait_ms", "max_batch_bytes"):
         if not 0 <= getattr(parsed, name) <= U64_MAX:
             raise invalid(f"{name} must be a whole number from 0 to 2^64-1", field=name)
@@ -213,7 +213,7 @@ def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
 
 
 def decode_delete(body: bytes | memoryview, bounds: Limits) -> Delete:
-    parsed: _DeleteBody = decode_body(_delete, body, bounds)
+    parsed: DeleteBody = decode_body(_delete, body, bounds)
     match = parse_match(_any.decode(parsed.match)) if _given(parsed.match) else None
     if parsed.before_seq is None and match is None:
         raise invalid("give before_seq, match or both: a delete must say what to remove")

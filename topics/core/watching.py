@@ -20,7 +20,7 @@ class Start(msgspec.Struct, frozen=True):
     tail: bool = False
 
 
-class _WatchBody(msgspec.Struct, frozen=True):
+class WatchBody(msgspec.Struct, frozen=True):
     topics: dict[str, Start | None]
     node: str | list[str] | None = None
     limit: int = 0
@@ -47,14 +47,14 @@ class Subscription(msgspec.Struct, frozen=True):
     strong: bool = False
 
 
-_watch = msgspec.json.Decoder(_WatchBody)
+_watch = msgspec.json.Decoder(WatchBody)
 _subscription = msgspec.json.Decoder(Subscription)
 _encode = msgspec.json.Encoder().encode
 
 
 def parse_watch(body: bytes, bounds: Limits) -> tuple[Subscription, dict[str, Start]]:
     """The subscription and where each topic begins. Raises `invalid_request`."""
-    parsed: _WatchBody = decode_body(_watch, body, bounds)
+    parsed: WatchBody = decode_body(_watch, body, bounds)
     starts = check_starts(parsed.topics, bounds)
     if not starts:
         raise invalid("topics must name at least one topic", field="topics")

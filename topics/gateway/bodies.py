@@ -11,7 +11,7 @@ from topics.gateway.messages import Request, Response
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
 GZIP_LEVEL = 1  # clients ask for gzip on slow links; the server's time is worth more than the last per cent
-COMPRESSIBLE = (b"application/json", b"text/plain")
+COMPRESSIBLE = (b"application/json", b"text/plain", b"text/html")
 UTF8 = ("utf-8", "utf8")
 _inflating = trio.CapacityLimiter(limits.INFLATE_THREADS)
 

@@ -1,6 +1,15 @@
 """All routes of the API: the one table from which the hot path and the Quart app are made."""
 
-from topics.gateway import list_route, metrics, probes, queue_routes, router_routes, topic_routes, watch_routes
+from topics.gateway import (
+    docs_routes,
+    list_route,
+    metrics,
+    probes,
+    queue_routes,
+    router_routes,
+    topic_routes,
+    watch_routes,
+)
 from topics.gateway.routing import Routes
 
 ROUTES = Routes(
@@ -12,5 +21,6 @@ ROUTES = Routes(
         *probes.ROUTES,
         *metrics.ROUTES,
         *watch_routes.ROUTES,
+        *docs_routes.ROUTES,
     )
 )

@@ -1,0 +1,100 @@
+"""Request bodies, as types for the document: the very structs that requests are decoded into.
+
+Where a struct keeps a part as bytes (`msgspec.Raw`), because it is checked elsewhere or passed on as it came, the type
+of that part is put in here. A topic's config and a router are checked field by field, so they are written down once
+more; tests hold their fields against those that are checked.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from topics.core import queue_requests, requests, watching
+from topics.core.config import Discard, Durability, TopicType
+from topics.core.routes import Guarantee
+from topics.gateway import ws_frames
+
+Match = str | list[str]
+
+
+class TopicConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """What a topic is like. A field that is not named stays as it is, or has its default in a new topic."""
+
+    type: TopicType = "log"
+    ttl_ms: int = 0
+    cap_records: int = 0
+    cap_bytes: int = 0
+    discard: Discard = "old"
+    durable: bool = False
+    durability: Durability = "disk"
+    priority: int | None = None
+    auto_priority: bool = True
+    auto_create: bool = True
+    idempotency_window_ms: int = 120_000
+    dedupe_node: bool = True
+    lease_ms: int = 30_000
+    claim_jitter_ms: int = 0
+    max_deliveries: int = 0
+    dead_letter: str | None = None
+    leases_durable: bool = False
+
+
+class RouterBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A rule that forwards records of one topic to another."""
+
+    source: str
+    dest: str
+    preserve_node: bool = True
+    preserve_tag: bool = True
+    create_dest: bool = True
+    filter: Match | None = None
+    allow_cycle: bool = False
+    guarantee: Guarantee = "at_least_once"
+
+
+def described(struct: type[msgspec.Struct], doc: str, types: Mapping[str, Any]) -> type[msgspec.Struct]:
+    """The same struct with other types for its fields of bytes; those may be left out unless they have no default."""
+    fields: list[Any] = []
+    for field in msgspec.structs.fields(struct):
+        if field.name not in types:
+            fields.append((field.name, field.type) if field.required else (field.name, field.type, field.default))
+        elif field.required:
+            fields.append((field.name, types[field.name]))
+        else:
+            fields.append((field.name, types[field.name] | UnsetType, UNSET))
+    strict = struct.__struct_config__.forbid_unknown_fields
+    return msgspec.defstruct(
+        struct.__name__, fields, kw_only=True, forbid_unknown_fields=strict, namespace={"__doc__": doc}
+    )
+
+
+# `data` is any JSON: `object` is the type that says so and can be joined with others.
+RecordIn = described(
+    requests.RecordIn,
+    "One record. `data` is kept and given back byte for byte.",
+    {"data": Any, "meta": dict[str, str] | None},
+)
+_write: dict[str, Any] = {"records": list[RecordIn], "config": TopicConfig | None}  # type: ignore[valid-type]
+AppendBody = described(requests.AppendBody, "Records to append, all of them or none.", _write)
+DiffBody = described(requests.DiffBody, "Which records to read.", {})
+DeleteBody = described(
+    requests.DeleteBody,
+    "What to delete; at least one of the two, and with both what both say.",
+    {"match": Match | None},
+)
+ClaimBody = described(queue_requests.ClaimBody, "How many jobs, for whom.", {})
+AckBody = msgspec.defstruct(
+    "AckBody", [], bases=(queue_requests.SettleBody,), namespace={"__doc__": "Jobs that are done."}
+)
+NackBody = described(queue_requests.NackBody, "Jobs to give back.", {})
+ExtendBody = described(queue_requests.ExtendBody, "Jobs that need more time, from now.", {})
+WatchBody = described(watching.WatchBody, "What to follow, and from where.", {})
+Subscribe = described(ws_frames.Subscribe, "Follow one `topic`, or several `topics`.", {})
+Unsubscribe = described(ws_frames.Unsubscribe, "Follow it no longer.", {})
+Publish = described(
+    ws_frames.Publish,
+    "An append; its fields are those of `AppendBody`.",
+    _write | {"node": str | None, "idempotency_key": str | None, "create": bool | None, "disable_backpressure": bool},
+)

@@ -1,0 +1,187 @@
+"""What the fields mean, and the rules about them that a type alone does not say.
+
+`rules` maps a field's name, or `Type.field` where a type has its own idea of it, to a description and the keywords of
+JSON Schema to add to it. Values that are clamped have no bounds here: any are taken.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from topics import limits
+from topics.core.names import ROUTER_PATTERN, TOPIC_PATTERN
+from topics.core.requests import U64_MAX
+from topics.limits import Limits
+
+U64 = {"minimum": 0, "maximum": U64_MAX}
+TOPIC = {"pattern": f"^{TOPIC_PATTERN}$"}
+ROUTER = {"pattern": f"^{ROUTER_PATTERN}$"}
+MATCH = {
+    "anyOf": [
+        {"type": "string"},
+        {
+            "type": "array",
+            "prefixItems": [{"const": "tag"}, {"const": "Eq"}, {"type": "string"}],
+            "items": False,
+            "minItems": 3,
+        },
+        {
+            "type": "array",
+            "prefixItems": [{"const": "tag"}, {"const": "Glob"}, {"type": "string", "pattern": "\\*$"}],
+            "items": False,
+            "minItems": 3,
+        },
+        {"type": "null"},
+    ]
+}
+Rule = tuple[str, Mapping[str, Any]]
+
+
+def rules(bounds: Limits) -> dict[str, Rule]:
+    parts = (_SHOWN, _topic_rules(), _read_rules(), _write_rules(bounds), _queue_rules(bounds), _router_rules())
+    return {field: rule for part in parts for field, rule in part.items()}
+
+
+_SHOWN: Mapping[str, Rule] = {
+    "performance": ("Where the time went.", {}),
+    "error": ("What was refused, and why.", {}),
+    "code": ("Stable; branch on this.", {}),
+    "message": ("For people; may change.", {}),
+    "detail": ("More about it, by code.", {}),
+    "topic": ("The topic's name.", {}),
+    "created": ("Whether this call brought it into existence.", {}),
+    "$seq": ("The record's number in its topic.", {"minimum": 1}),
+    "$ts": ("When it was committed, in ms since 1970.", {}),
+    "$node": ("The node that wrote it.", {}),
+    "$tag": ("Its tag; only if asked for.", {}),
+    "head_seq": ("The highest seq ever given out; 0 in a topic that never had a record.", {"minimum": 0}),
+    "earliest_seq": ("The seq of the first live record; `head_seq` + 1 if there is none.", {"minimum": 1}),
+    "next_seq": ("What the next record gets.", {"minimum": 1}),
+    "count": ("How many.", {"minimum": 0}),
+    "bytes": ("Live payload, in bytes.", {"minimum": 0}),
+    "effective_priority": ("What the scheduler goes by now.", {}),
+    "last_write_ts": ("Null: never.", {}),
+    "last_read_ts": ("Null: never.", {}),
+    "next_cursor": ("For the next page; absent on the last one.", {}),
+    "next_from_seq": ("Pass it back as `from_seq`.", {"minimum": 0}),
+    "caught_up": ("Nothing more right now. The only reliable sign of that.", {}),
+    "tombstone": ("A gap that this read crossed.", {}),
+    "lag": ("How many seqs are behind the cursor.", {"minimum": 0}),
+    "deduped": ("The idempotency key was seen before: these are the seqs of then, and nothing was appended.", {}),
+    "lease_id": ("Names this delivery; give it back to be fenced off if the job went to somebody else.", {}),
+    "deadline": ("When the lease ends, in ms since 1970.", {}),
+    "deliveries": ("How often the job was delivered, this time included.", {"minimum": 1}),
+    "ready": ("Claimable jobs.", {"minimum": 0}),
+    "in_flight": ("Leased jobs.", {"minimum": 0}),
+    "skipped": ("Seqs that this worker does not hold.", {}),
+    "deadlines": ("The new deadline of each seq.", {}),
+    "forwarded_total": ("Records forwarded so far.", {"minimum": 0}),
+    "stream_url": ("Where the stream is.", {}),
+    "wid": ("Names the session. With keys it opens nothing by itself.", {}),
+    "shards_down": ("Shards that do not answer; their topics are not there for now.", {}),
+}
+
+
+def _topic_rules() -> Mapping[str, Rule]:
+    return {
+        "type": ("A queue also has claim, ack, nack, extend and work. Never changes.", {}),
+        "ttl_ms": ("Records older than this are not delivered; 0: no limit.", U64),
+        "cap_records": ("How many records are kept; 0: all.", U64),
+        "cap_bytes": ("How many bytes of payload are kept; 0: all.", U64),
+        "discard": ("A full topic evicts its oldest records, or refuses the write.", {}),
+        "durable": ("Short for durability fsync (true) or disk (false); `durability` wins.", {}),
+        "durability": (
+            "ephemeral and memory are not logged; disk is synced within moments, fsync before the answer.",
+            {},
+        ),
+        "priority": ("Higher is served first under pressure. Clamped to ±1000. Null: by recency of reads.", {}),
+        "auto_priority": ("With no priority, take it from the last read.", {}),
+        "auto_create": ("Whether a write may create this topic.", {}),
+        "idempotency_window_ms": ("How long idempotency keys are remembered.", U64),
+        "dedupe_node": ("Whether readers can leave out what they wrote themselves.", {}),
+        "lease_ms": ("How long a lease lasts; clamped to 100 … 86400000.", {}),
+        "claim_jitter_ms": ("Claims wait this long and share what there is evenly; clamped to 0 … 5000.", {}),
+        "max_deliveries": ("After so many deliveries a job goes to `dead_letter`; 0: never.", U64),
+        "dead_letter": ("Where jobs go that nobody could do. Not the topic itself.", TOPIC),
+        "leases_durable": ("Whether leases survive a crash. Without, jobs are then claimable at once.", {}),
+    }
+
+
+def _read_rules() -> Mapping[str, Rule]:
+    return {
+        "from_seq": ("Records with a greater seq; 0: from the earliest.", U64),
+        "limit": ("At most so many records; clamped. 0: the default, 256.", U64),
+        "wait_ms": (f"Wait this long for something to come; clamped to {limits.DIFF_WAIT_MS_MAX}.", U64),
+        "max_batch_bytes": ("At most so many bytes, or one record; clamped. 0: 1 MiB.", U64),
+        "include_tags": ("Whether records come with `$tag`.", {}),
+        "include_meta": ("Whether records come with `meta`.", {}),
+        "include_data": ("Whether records come with `data`.", {}),
+        "tail": ("Only what comes from now on.", {}),
+        "heartbeat_ms": ("A comment is sent after so long a silence; clamped to 1000 … 60000.", {}),
+        "consistency": ("eventual: as soon as it is accepted. strong: when it is as durable as its topic says.", {}),
+        "cursor": ("Where an earlier stream was: the last `id` of it.", {}),
+        "before_seq": ("Records with a lesser seq.", U64),
+        "match": (
+            '["tag","Eq",tag] or ["tag","Glob",prefix*]; a string alone is a tag, or a prefix and a star.',
+            MATCH,
+        ),
+    }
+
+
+def _write_rules(bounds: Limits) -> Mapping[str, Rule]:
+    records = {"minItems": 1, "maxItems": bounds.batch_records}
+    return {
+        "AppendBody.records": ("They get seqs in this order, without gaps.", records),
+        "Publish.records": ("They get seqs in this order, without gaps.", records),
+        "RecordIn.tag": (
+            f"For deletes and filters; at most {bounds.tag_bytes} bytes.",
+            {"maxLength": bounds.tag_bytes},
+        ),
+        "node": (f"Who writes or reads, at most {bounds.node_bytes} bytes. Readers do not get what they wrote.", {}),
+        "data": ("Any JSON; never looked at.", {}),
+        "meta": (
+            f"Headers: strings by name, at most {limits.META_KEYS_MAX} of them and {bounds.meta_bytes} bytes.",
+            {"maxProperties": limits.META_KEYS_MAX},
+        ),
+        "idempotency_key": (
+            "The same write again is answered like the first time, and not appended.",
+            {"minLength": 1, "maxLength": limits.IDEMPOTENCY_KEY_MAX},
+        ),
+        "create": ("Whether this write may create the topic; null: as its `auto_create` says.", {}),
+        "config": ("Of a topic: in a write it counts only if that creates the topic.", {}),
+        "disable_backpressure": ("Wait rather than be refused under pressure.", {}),
+    }
+
+
+def _queue_rules(bounds: Limits) -> Mapping[str, Rule]:
+    worker = ("The worker.", {"minLength": 1, "maxLength": bounds.node_bytes})
+    workers = {f"{body}.node": worker for body in ("ClaimBody", "AckBody", "NackBody", "ExtendBody")}
+    seqs = {"minItems": 1, "maxItems": bounds.claim_jobs, "items": {"type": "integer", **U64}}
+    settled = {f"{body}.seqs": ("Jobs by seq.", seqs) for body in ("AckBody", "NackBody", "ExtendBody")}
+    return {
+        **workers,
+        **settled,
+        "lease_ids": ("For each seq the lease it was claimed with; a job with another lease is skipped.", {}),
+        "max": (f"At most so many jobs; clamped to {bounds.claim_jobs}.", {"minimum": 1}),
+        "delay_ms": ("Not before this long; clamped to 86400000.", U64),
+        "ClaimBody.lease_ms": ("Instead of the queue's own; clamped to 100 … 86400000.", U64),
+        "ExtendBody.lease_ms": ("From now on; clamped to 100 … 86400000.", U64),
+        "ClaimBody.wait_ms": (f"Wait this long for a job; clamped to {limits.CLAIM_WAIT_MS_MAX}.", U64),
+        "WatchBody.topics": (
+            "Where to begin, by topic.",
+            {"minProperties": 1, "maxProperties": bounds.watch_topics, "propertyNames": TOPIC},
+        ),
+    }
+
+
+def _router_rules() -> Mapping[str, Rule]:
+    return {
+        "router": ("The router's name.", {}),
+        "source": ("Its records are forwarded.", TOPIC),
+        "dest": ("Where to; not the source itself.", TOPIC),
+        "preserve_node": ("Copies keep `$node`.", {}),
+        "preserve_tag": ("Copies keep `$tag`.", {}),
+        "create_dest": ("Create `dest` if there is no such topic.", {}),
+        "RouterBody.filter": ("Forward only what matches; null: everything.", MATCH),
+        "allow_cycle": ("Permit a router that closes a cycle.", {}),
+        "guarantee": ("exactly_once recognises copies that are still in `dest`.", {}),
+    }
