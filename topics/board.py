@@ -5,7 +5,7 @@ little-endian u64, 8-byte aligned, so that one is read and written whole; a set 
 
     cell                                   writer
     0    magic "TOPBOARD"                  supervisor, once
-    1    version (1)                       supervisor, once
+    1    version (2)                       supervisor, once
     2    shards S, 3 gateways G, 4 keys K  supervisor, once
     5    started_ms of the server          supervisor, once
     6    phase (STARTING, READY, DRAINING) supervisor
@@ -14,6 +14,7 @@ little-endian u64, 8-byte aligned, so that one is read and written whole; a set 
     …    G watch slots of 8 cells          supervisor: the same of each gateway
     …    S shard slots of 64 cells         shard i: SHARD_FIELDS
     …    G gateway slots of 16 + 2·K cells gateway i: GATEWAY_FIELDS, then per key: requests under way, open streams
+    …    G times of O·24 cells             gateway i: per operation, how long answers took, see OP_CELLS; O operations
 
 A slot has one writer, so no cell is ever lost to a race. Caps over the whole instance are exact because a creation
 runs in `with board.locked()`: sum, compare, bump the own slot. That is a flock, which the kernel frees when its holder
@@ -35,9 +36,10 @@ from typing import NamedTuple
 
 from topics import errors, limits
 from topics.errors import TopicsError
+from topics.keys import ROUTE_SCOPES
 
 MAGIC = int.from_bytes(b"TOPBOARD", "little")
-VERSION = 1
+VERSION = 2
 HEADER_CELLS = 16
 WATCH_CELLS = 8
 SHARD_CELLS = 64
@@ -72,6 +74,15 @@ SHARD_FIELDS = (
 GATEWAY_FIELDS = ("connections", "requests", "streams")
 PER_KEY_FIELDS = ("key_requests", "key_streams")
 
+# Per operation (a line of topics.keys.ROUTE_SCOPES): a count per bucket, the sum in microseconds, then one per class
+# of status, 1xx to 5xx. Not cleared when a gateway dies: its successor counts on, so that the sums only grow.
+OP_BOUNDS_S = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+OP_SUM = len(OP_BOUNDS_S) + 1
+OP_CLASSES = OP_SUM + 1
+OP_CELLS = 24
+OPERATIONS = tuple(ROUTE_SCOPES)
+
+assert OP_CLASSES + 5 <= OP_CELLS
 assert len(FSYNC_BOUNDS_US) < FSYNC_BUCKETS
 assert len(WATCH_FIELDS) <= WATCH_CELLS
 assert len(SHARD_FIELDS) <= SHARD_CELLS
@@ -164,6 +175,7 @@ class Board:
         children = self.shard_count + self.gateway_count
         self._shards_at = HEADER_CELLS + children * WATCH_CELLS
         self._gateways_at = self._shards_at + self.shard_count * SHARD_CELLS
+        self._times_at = self._gateways_at + self.gateway_count * self._gateway_cells
         self._shards = [self._shard(i) for i in range(self.shard_count)]
         self._gateways = [self._gateway(i) for i in range(self.gateway_count)]
         self._watches = [self._watch(i) for i in range(children)]
@@ -172,7 +184,7 @@ class Board:
     def create(cls, path: str, *, shards: int, gateways: int, keys: int = 0, started_ms: int = 0) -> "Board":
         """`shards` is one more than the highest index that is served."""
         cells = HEADER_CELLS + (shards + gateways) * WATCH_CELLS + shards * SHARD_CELLS
-        cells += gateways * (GATEWAY_CELLS + len(PER_KEY_FIELDS) * keys)
+        cells += gateways * (GATEWAY_CELLS + len(PER_KEY_FIELDS) * keys + len(OPERATIONS) * OP_CELLS)
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(fd, struct.pack("=6Q", MAGIC, VERSION, shards, gateways, keys, started_ms))
         os.ftruncate(fd, cells * 8)
@@ -214,6 +226,12 @@ class Board:
         assert 0 <= key < self.key_count
         first = self._gateways_at + gateway * self._gateway_cells + GATEWAY_CELLS
         return first + key * len(PER_KEY_FIELDS) + PER_KEY_FIELDS.index(field)
+
+    def times(self, gateway: int) -> "memoryview[int]":
+        """A gateway's times: OP_CELLS for each of OPERATIONS. Release it before the board is closed."""
+        length = len(OPERATIONS) * OP_CELLS
+        first = self._times_at + gateway * length
+        return self._cells[first : first + length]
 
     def add_to_key(self, gateway: int, key: int, field: str, change: int) -> None:
         cell = self.key_cell(gateway, key, field)

@@ -23,6 +23,7 @@ from topics.gateway.app import create_app
 from topics.gateway.control import ControlLock
 from topics.gateway.dispatch import Gateway
 from topics.gateway.live import Live
+from topics.gateway.op_times import OpTimes
 from topics.gateway.server import Server
 from topics.gateway.shard_calls import Shards
 from topics.gateway.slots import RequestSlots, StreamSlots
@@ -106,6 +107,7 @@ async def serve(boot: GatewayBoot) -> None:
             live=live,
             control=ControlLock(os.path.dirname(boot.board)),
             max_routers=boot.settings.caps.routers,
+            times=OpTimes(board.times(boot.index)),
         )
         server = Server(gateway, create_app(gateway), publish=publish, max_connections=boot.settings.caps.connections)
 

@@ -39,7 +39,9 @@ def create_app(gateway: Gateway) -> QuartTrio:
         request = from_quart(quart.request)  # its visitor leaves when the transport is done with the answer
         response = await gateway.answer(request)
         if quart.request.http_version == "2":  # the bridge logs the others
-            access_log.debug("%s %s %d h2", request.method, request.path.decode("latin-1"), response.status)
+            path, name = request.path.decode("latin-1"), request.id.decode()
+            fields = {"request_id": name, "status": response.status}
+            access_log.debug("%s %s %d h2 %s", request.method, path, response.status, name, extra={"fields": fields})
         if response.stream is not None:
             assert gateway.live is not None
             assert request.visitor is not None
@@ -92,6 +94,7 @@ def to_quart(response: Response, frames: AsyncIterator[bytes] | None = None) -> 
     made = quart.Response(body, response.status, content_type=response.content_type.decode())
     if frames is not None:
         made.timeout = None
+    made.headers["x-request-id"] = response.request_id.decode()
     for name, value in response.headers:
         made.headers[name.decode("latin-1")] = value.decode("latin-1")
     return made

@@ -166,11 +166,12 @@ class Exchange:
         """The app has returned: with an answer, because the client is gone, or for a reason of ours."""
         connection, incoming = self._connection, self._incoming
         if self._finished:
-            connection.log_access(incoming, self._status, self._sent)
+            connection.log_access(incoming, self._status, self._sent, dict(self._headers).get(b"x-request-id", b"-"))
             return
         if self._started or (connection.gone and self.failure is None):
             raise ClientGone  # half an answer cannot be mended
-        request = Request(incoming.method, b"", b"", {}, _NOTHING, incoming.started_ns)
+        named = {name: value for name, value in incoming.headers if name == b"x-request-id"}
+        request = Request(incoming.method, b"", b"", named, _NOTHING, incoming.started_ns)
         error = self.failure or TopicsError(errors.INTERNAL, "the application gave no answer")
         response: Response = await finish(request, error_response(error))
         await connection.respond(incoming, response)

@@ -256,7 +256,7 @@ class Connection:
             return
         self.visitor.leave()
         await stream_to_socket(self, incoming, response)
-        self.log_access(incoming, response.status, 0)
+        self.log_access(incoming, response.status, 0, response.request_id)
 
     async def respond(self, incoming: Incoming, response: Response) -> None:
         """A whole answer in one send."""
@@ -265,7 +265,7 @@ class Connection:
             await self.send([head])
         else:
             await self.send([head, response.body, response.tail])
-        self.log_access(incoming, response.status, len(response.body) + len(response.tail))
+        self.log_access(incoming, response.status, len(response.body) + len(response.tail), response.request_id)
 
     def connection_line(self, incoming: Incoming) -> bytes:
         """The connection header of an answer that starts now. What it announces is kept.
@@ -317,10 +317,12 @@ class Connection:
                 return
             left -= len(data)
 
-    def log_access(self, incoming: Incoming, status: int, size: int) -> None:
+    def log_access(self, incoming: Incoming, status: int, size: int, request_id: bytes) -> None:
         """Never the query string, which may hold a token."""
         if access_log.isEnabledFor(logging.DEBUG):
             path = split_target(incoming.target)[0].decode("latin-1")
             took_ms = (perf_counter_ns() - incoming.started_ns) / 1e6
             host = self.client[0] if self.client else "-"
-            access_log.debug("%s %s %s %d %d %.3f", host, incoming.method or "-", path, status, size, took_ms)
+            what = (host, incoming.method or "-", path, status, size, took_ms, request_id.decode())
+            fields = {"request_id": what[-1], "status": status, "took_ms": round(took_ms, 3)}
+            access_log.debug("%s %s %s %d %d %.3f %s", *what, extra={"fields": fields})

@@ -20,6 +20,7 @@ from topics.gateway.access import Door
 from topics.gateway.control import ControlLock
 from topics.gateway.live import Live
 from topics.gateway.messages import ClientGone, Request, Response
+from topics.gateway.op_times import OpTimes
 from topics.gateway.routing import Route, Routes
 from topics.gateway.shard_calls import Shards
 from topics.gateway.statuses import error_response
@@ -45,6 +46,7 @@ class Gateway:
     live: Live | None = None
     control: ControlLock | None = None  # for changes of routers
     max_routers: int = 0
+    times: OpTimes = field(default_factory=OpTimes)
 
     def drain(self) -> None:
         """From now on requests are refused; those under way finish, long-polls at once."""
@@ -83,9 +85,18 @@ class Gateway:
         except ClientGone:
             raise
         except Exception:
-            log.exception("%s %s failed", request.method, route.template)
-            response = error_response(TopicsError(errors.INTERNAL, "internal error; see the server's log"))
-        return await finish(request, response)
+            response = failed(request, route.template)
+        response = await finish(request, response)
+        self.times.note(route.needs, perf_counter_ns() - request.started_ns, response.status)
+        return response
+
+
+def failed(request: Request, where: str) -> Response:
+    """To be called while the exception is handled."""
+    name = request.id.decode()
+    fields = {"request_id": name}
+    log.exception("%s %s failed, request %s", request.method, where, name, extra={"fields": fields})
+    return error_response(TopicsError(errors.INTERNAL, f"internal error; see the server's log for request {name}"))
 
 
 def shutting_down() -> TopicsError:
@@ -93,7 +104,8 @@ def shutting_down() -> TopicsError:
 
 
 async def finish(request: Request, response: Response) -> Response:
-    """Close the JSON object with `performance`; compress if asked."""
+    """Close the JSON object with `performance`, name the request; compress if asked."""
+    response.request_id = request.id
     if response.perf is not None:
         response.tail = performance((perf_counter_ns() - request.started_ns) / 1e6, response.perf)
     if b"accept-encoding" in request.headers:

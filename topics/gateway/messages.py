@@ -3,8 +3,11 @@
 A handler is `async def handle(gateway, request) -> Response`. It raises TopicsError to refuse.
 """
 
+import os
+import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
+from itertools import count
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
@@ -49,6 +52,16 @@ def header_map(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
     return headers
 
 
+# An id that a client chose is used if it can stand in a header, a log line and a shell. Ours: this process, a count.
+SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}")
+_ids = count(1)
+_ID_FORMAT = os.urandom(6).hex().encode() + b"-%x"
+
+
+def new_id() -> bytes:
+    return _ID_FORMAT % next(_ids)
+
+
 class Request:
     """One request. `path` is raw: percent-decoding happens once, in the routes.
 
@@ -75,6 +88,15 @@ class Request:
         self.started_ns = perf_counter_ns() if started_ns is None else started_ns
         self.visitor = visitor
         self.name = ""
+        self._id: bytes | None = None
+
+    @property
+    def id(self) -> bytes:
+        """What logs and the answer call this request (X-Request-Id). Made when it is first asked for."""
+        if self._id is None:
+            given = self.headers.get(b"x-request-id")
+            self._id = given if given is not None and SANE_ID.fullmatch(given) else new_id()
+        return self._id
 
     def reserve(self, body_bytes: int) -> None:
         """Memory for the body, until the request is over. Raises `throttled`."""
@@ -132,7 +154,7 @@ class Body(Protocol):
 class Response:
     """An answer. With `perf` the body is an open JSON object: `performance` is added and the object closed."""
 
-    __slots__ = ("body", "content_type", "headers", "perf", "status", "stream", "tail")
+    __slots__ = ("body", "content_type", "headers", "perf", "request_id", "status", "stream", "tail")
 
     def __init__(
         self,
@@ -146,6 +168,7 @@ class Response:
         self.status = status
         self.stream = stream  # instead of a body
         self.body = body
+        self.request_id = b""
         self.tail = b""  # sent right after the body; spares a copy of it
         self.perf = perf
         self.content_type = content_type

@@ -5,7 +5,6 @@ A shard that does not answer in time is left out and shows as `topics_shard_up 0
 
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -13,6 +12,8 @@ import msgspec
 from topics import limits
 from topics.gateway.accept import preferred
 from topics.gateway.dispatch import Gateway
+from topics.gateway.exposition import Family, to_json, to_text
+from topics.gateway.http_metrics import http_families, process_families
 from topics.gateway.messages import JSON, Request, Response
 from topics.gateway.routing import Route
 from topics.rpc.open_calls import Reply
@@ -42,20 +43,6 @@ TOPIC_FIELDS = (
 FSYNC = "topics_wal_fsync_latency_us"
 
 
-@dataclass(slots=True)
-class Family:
-    """One metric name with its samples: (labels, value)."""
-
-    name: str
-    kind: str
-    help: str
-    samples: list[tuple[Mapping[str, object], float]] = field(default_factory=list)
-
-    def add(self, value: float, **labels: object) -> "Family":
-        self.samples.append((labels, value))
-        return self
-
-
 async def metrics(gateway: Gateway, request: Request) -> Response:
     prefixes = request.principal.prefixes
     head = {"topics": limits.METRICS_TOPICS_MAX, "prefixes": prefixes}
@@ -74,6 +61,8 @@ def _families(gateway: Gateway, shards: Mapping[int, dict[str, Any] | None]) -> 
     yield from _instance(gateway, live, all_ready=len(live) == len(shards), progress=progress)
     yield from _log(live)
     yield from _per_shard(shards, live)
+    yield from http_families(gateway)
+    yield from process_families(gateway)
     yield from _per_topic(live)
 
 
@@ -154,38 +143,6 @@ def _per_topic(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
         yield family
     cut = len(rows) > len(shown) or sum(head["topics"] for head in live.values()) > len(rows)
     yield Family("topics_topic_metrics_truncated", "gauge", "1 if not all topics are shown.").add(int(cut))
-
-
-def to_text(families: list[Family]) -> bytes:
-    lines: list[str] = []
-    for family in families:
-        lines.append(f"# HELP {family.name} {family.help}")
-        lines.append(f"# TYPE {family.name} {family.kind}")
-        lines += [_line(family, labels, value) for labels, value in family.samples]
-    return ("\n".join(lines) + "\n").encode()
-
-
-def _line(family: Family, labels: Mapping[str, object], value: float) -> str:
-    name = family.name
-    if family.kind == "histogram":
-        name += "_" + str(labels.get("", "bucket"))
-    inside = ",".join(f'{key}="{text}"' for key, text in labels.items() if key)  # no value here needs escaping
-    return f"{name}{{{inside}}} {value}" if inside else f"{name} {value}"
-
-
-def to_json(families: list[Family]) -> dict[str, Any]:
-    """One member a name: a number, or for labelled samples an object by label."""
-    members: dict[str, Any] = {}
-    for family in families:
-        if len(family.samples) == 1 and not family.samples[0][0]:
-            members[family.name] = family.samples[0][1]
-        elif family.kind == "histogram":
-            buckets = {labels["le"]: value for labels, value in family.samples if "le" in labels}
-            ends = {labels[""]: value for labels, value in family.samples if "" in labels}
-            members[family.name] = {"buckets": buckets, **ends}
-        else:
-            members[family.name] = {str(*labels.values()): value for labels, value in family.samples}
-    return members
 
 
 ROUTES = (Route("GET", "/v0/metrics", metrics, "metrics", probe=True),)

@@ -35,10 +35,11 @@ def response_head(response: Response, connection: bytes) -> bytes:
     extra = b""
     if response.headers:
         extra = b"".join([b"%b: %b\r\n" % header for header in response.headers])
-    return b"%bcontent-type: %b\r\ncontent-length: %d\r\n%b%b%b\r\n" % (
+    return b"%bcontent-type: %b\r\ncontent-length: %d\r\nx-request-id: %b\r\n%b%b%b\r\n" % (
         status_line(response.status),
         response.content_type,
         len(response.body) + len(response.tail),
+        response.request_id,
         extra,
         date_line(),
         connection,
@@ -48,6 +49,7 @@ def response_head(response: Response, connection: bytes) -> bytes:
 def stream_head(response: Response, *, chunked: bool) -> bytes:
     """The head of an answer that goes on. HTTP/1.0 has no chunks: its end is that of the connection."""
     lines = [status_line(response.status), b"content-type: %b\r\n" % response.content_type]
+    lines.append(b"x-request-id: %b\r\n" % response.request_id)
     lines += [b"%b: %b\r\n" % header for header in response.headers]
     lines += [b"transfer-encoding: chunked\r\n", KEEP_ALIVE] if chunked else [CLOSE]
     return b"".join([*lines, date_line(), b"\r\n"])

@@ -20,7 +20,7 @@ from topics.gateway import render
 from topics.gateway.connection import Connection
 from topics.gateway.dispatch import Gateway, performance
 from topics.gateway.handover import Handover
-from topics.gateway.messages import Refusal
+from topics.gateway.messages import Refusal, new_id
 from topics.gateway.statuses import error_response
 
 log = logging.getLogger(__name__)
@@ -129,7 +129,7 @@ class Server:
         refusal = Refusal(503, "this server has as many connections as it may; retry", errors.NOT_READY)
         refusal.detail = {"limit": "max_connections", "max": self._max_connections}
         response = error_response(refusal)
-        response.tail = performance(0.0, {})
+        response.request_id, response.tail = new_id(), performance(0.0, {})
         with sock, suppress(OSError):
             sock.send(render.response_head(response, render.CLOSE) + response.body + response.tail)
             sock.shutdown(socket.SHUT_WR)
