@@ -77,10 +77,6 @@ class Derived:
 
     # --- what is missing ------------------------------------------------------------------------------------------
 
-    @property
-    def missing_count(self) -> int:
-        return sum(last - first + 1 for first, last in self.missing)
-
     def first_missing(self, after: int) -> int | None:
         """The first seq above `after` that is missing."""
         for first, last in self.missing:

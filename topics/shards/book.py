@@ -23,7 +23,6 @@ from topics.shards.answers import Done, Fail
 from topics.shards.store import Store
 
 log = logging.getLogger(__name__)
-_NO_META = msgspec.Raw(b"")
 
 
 class Book:

@@ -69,15 +69,6 @@ class Frame(NamedTuple):
     slots: tuple[int, ...]  # hash slots to mark used before this frame is written
 
 
-class WalFile(NamedTuple):
-    number: int
-    first_lsn: int
-
-    @property
-    def path(self) -> str:
-        return file_path(self.number)
-
-
 def file_path(number: int) -> str:
     return f"{DIRECTORY}/{number:010d}.wal"
 
