@@ -108,8 +108,11 @@ def _settle(topic: Topic, last: int, stop: int) -> int:
 
 def _fit(chunk: Chunk, low: int, high: int, room: int, budget: int, *, first: bool) -> tuple[int, int, int]:
     """(end, live records, bytes) of the longest run from `low` within room and budget; one record if `first`."""
-    if not chunk.dead and low == 0 and high == len(chunk) and high <= room and chunk.live_bytes <= budget:
-        return high, high, chunk.live_bytes
+    if not chunk.dead:
+        end = min(high, low + room)
+        size = chunk.live_bytes if end - low == len(chunk) else sum(chunk.sizes[low:end])
+        if size <= budget:
+            return end, end - low, size
     taken = size = 0
     dead, sizes = chunk.dead, chunk.sizes
     for index in range(low, high):
