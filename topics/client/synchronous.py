@@ -92,6 +92,10 @@ class Client:
 
     def send(self, request: Request, retries: Retries | None = None) -> dict[str, Any]:
         """One request, tried again while it makes sense. Raises ApiError, Unreachable."""
+        return calls.read(self.exchange(request, retries))
+
+    def exchange(self, request: Request, retries: Retries | None = None) -> httpx.Response:
+        """The same for those who read the answer themselves, also one that says no. Raises Unreachable."""
         retries = retries or self._retries
         began, attempt = time.monotonic(), 0
         while True:
@@ -100,7 +104,7 @@ class Client:
             try:
                 answer = self._http.request(request.method, request.path, **calls.options(request, self._timeout_s))
                 if answer.status_code not in AGAIN:
-                    return calls.read(answer)
+                    return answer
                 wait_s = calls.retry_after_s(answer)
             except httpx.TransportError as error:
                 failure: Exception = error
@@ -109,5 +113,5 @@ class Client:
             if pause is None:
                 if answer is None:
                     raise Unreachable(f"{request.method} {request.path}: {failure!r}") from failure
-                return calls.read(answer)
+                return answer
             time.sleep(pause)

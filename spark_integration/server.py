@@ -1,0 +1,106 @@
+"""The server as the connector sees it: states, pages of records as bytes, appends. Public HTTP alone.
+
+What is put off (429, 503, a lost connection) is tried again with growing, uneven pauses for `retrySeconds`.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Any, NoReturn, Self
+
+from spark_integration.options import Selection, Server
+from spark_integration.planning import Bounds
+from topics.client import ApiError, Client, Retries
+from topics.client.calls import Request, path_of, read
+
+TIMEOUT_S = 60.0
+
+
+class Refused(Exception):
+    """The server said no, or nothing; the message is for the person who wrote the query."""
+
+
+class Topics:
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._client = Client(
+            server.url, server.token, retries=Retries(total_s=server.retry_s, longest_s=5.0), timeout_s=TIMEOUT_S
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    # --- topics ---------------------------------------------------------------------------------------------------
+
+    def bounds(self, selection: Selection) -> dict[str, Bounds]:
+        """Every selected topic. A pattern may match none; a name that does not exist is an error."""
+        if selection.pattern is None:
+            return {name: self.bounds_of(name) for name in selection.names}
+        pattern = re.compile(selection.pattern)
+        try:
+            found = [fields for fields in self._client.topics() if pattern.fullmatch(fields["topic"])]
+        except ApiError as error:
+            self._explain(error, selection.pattern)
+        return {fields["topic"]: Bounds(fields["earliest_seq"], fields["head_seq"]) for fields in found}
+
+    def bounds_of(self, topic: str) -> Bounds:
+        state = self.state(topic)
+        return Bounds(state["earliest_seq"], state["head_seq"])
+
+    def state(self, topic: str) -> dict[str, Any]:
+        try:
+            return self._client.send(Request("GET", path_of(topic), query={"touch": "false"}))
+        except ApiError as error:
+            self._explain(error, topic)
+
+    def first_at(self, topic: str, bounds: Bounds, ts: int) -> int:
+        """The seq after which every record is of `ts` or later. Times never fall within a topic: halving finds it."""
+        low, high = bounds.earliest - 1, bounds.head
+        while low < high:
+            middle = (low + high) // 2
+            page = self._client.diff(topic, middle, limit=1, include_data=False, include_meta=False)
+            first = page["records"][0] if page["records"] else None
+            if first is None or first["$seq"] > high or first["$ts"] >= ts:
+                high = middle
+            else:
+                low = first["$seq"]
+        return low
+
+    # --- records --------------------------------------------------------------------------------------------------
+
+    def page(self, topic: str, query: Mapping[str, Any]) -> bytes:
+        """The body of a diff."""
+        return self._bytes(Request("POST", path_of(topic, "diff"), query), topic)
+
+    def append(self, topic: str, body: bytes) -> bytes:
+        return self._bytes(Request("POST", path_of(topic), body, {"return_seqs": "false"}), topic)
+
+    def delete_before(self, topic: str, seq: int) -> int:
+        try:
+            return int(self._client.delete(topic, before_seq=seq)["deleted"])
+        except ApiError as error:
+            self._explain(error, topic)
+
+    def _bytes(self, request: Request, topic: str) -> bytes:
+        answer = self._client.exchange(request)
+        if not answer.is_success:
+            try:
+                read(answer)
+            except ApiError as error:
+                self._explain(error, topic)
+        return answer.content
+
+    def _explain(self, error: ApiError, topic: str) -> NoReturn:
+        where = self._server.url
+        if error.code == "topic_not_found":
+            raise Refused(f"topic {topic!r} does not exist at {where}") from error
+        if error.status == 401:
+            said = (
+                "the option token is missing" if self._server.token is None else "its option token is not known there"
+            )
+            raise Refused(f"{where} wants a key: {said}") from error
+        if error.status == 403:
+            raise Refused(f"the key given as token may not do this with {topic!r}: {error.message}") from error
+        raise Refused(f"{where} refused {topic!r}: {error}") from error

@@ -1,0 +1,140 @@
+import json
+
+import pytest
+
+from tests.spark.frames import fill, numbers_of
+
+
+def stream(spark, server, **options):
+    return spark.readStream.format("topics").options(url=server.url, **{"startingOffsets": "earliest", **options})
+
+
+def run(frame, server, checkpoint, **options) -> list[dict]:
+    """Everything that is there now, into a topic; the progress of each batch."""
+    writer = frame.writeStream.format("topics").option("checkpointLocation", str(checkpoint))
+    query = writer.options(url=server.url, **options).trigger(availableNow=True).start()
+    query.awaitTermination()
+    return [json.loads(progress.json) for progress in query.recentProgress]
+
+
+def test_a_query_goes_on_where_it_was_also_in_other_pieces(spark, server, topics, name, tmp_path):
+    fill(topics, name, range(1000))
+    limited = stream(spark, server, topic=name, maxOffsetsPerTrigger=400, maxRecordsPerPartition=150).load()
+    progress = run(limited.select("data"), server, tmp_path / "c", topic=f"{name}.copy")
+    assert [batch["numInputRows"] for batch in progress if batch["numInputRows"]] == [400, 400, 200]
+    fill(topics, name, range(1000, 1300))
+    run(
+        stream(spark, server, topic=name, minPartitions=2).load().select("data"),
+        server,
+        tmp_path / "c",
+        topic=f"{name}.copy",
+    )
+    assert sorted(numbers_of(topics, f"{name}.copy")) == list(range(1300))
+
+
+def failing_after_first_partition(flag, state_url, first):
+    """Lets one partition of `first` records through and breaks the others then, until the flag is there."""
+
+    def pass_on(batches):
+        import os
+        import time
+
+        import httpx
+        from pyspark import TaskContext
+
+        if TaskContext.get().partitionId() > 0 and not os.path.exists(flag):
+            with httpx.Client() as client:
+                while client.get(state_url).json().get("head_seq", 0) < first:
+                    time.sleep(0.2)
+            raise RuntimeError("broken on purpose")
+        yield from batches
+
+    return pass_on
+
+
+def test_a_batch_that_broke_half_way_is_neither_lost_nor_doubled(spark, server, topics, name, tmp_path):
+    """A restart with another number of partitions must not take new pieces for old ones."""
+    fill(topics, name, range(6000))
+    flag, copy_url = tmp_path / "go", f"{server.url}/v0/topics/{name}.copy"
+
+    def once(partitions):
+        frame = stream(spark, server, topic=name, minPartitions=partitions).load().select("data")
+        frame = frame.mapInArrow(failing_after_first_partition(str(flag), copy_url, 2000), frame.schema)
+        return run(frame, server, tmp_path / "c", topic=f"{name}.copy", batchSize=700)
+
+    with pytest.raises(Exception, match="broken on purpose"):
+        once(3)
+    assert numbers_of(topics, f"{name}.copy") == list(range(2000))
+    flag.touch()
+    once(5)
+    assert sorted(numbers_of(topics, f"{name}.copy")) == list(range(6000))
+
+
+def test_rows_that_come_cut_differently_are_appended_not_dropped(spark, server, topics, name, tmp_path):
+    """Here the sink cannot know: what was appended before the crash may come twice, but all of it comes."""
+    fill(topics, name, range(600))
+    flag, copy_url = tmp_path / "go", f"{server.url}/v0/topics/{name}.copy"
+
+    def once(partitions):
+        frame = stream(spark, server, topic=name).load().select("data").repartition(partitions)
+        frame = frame.mapInArrow(failing_after_first_partition(str(flag), copy_url, 200), frame.schema)
+        return run(frame, server, tmp_path / "c", topic=f"{name}.copy", batchSize=50)
+
+    with pytest.raises(Exception, match="broken on purpose"):
+        once(3)
+    flag.touch()
+    once(2)
+    assert set(numbers_of(topics, f"{name}.copy")) == set(range(600))
+
+
+def test_a_pattern_finds_topics_that_come_later_from_their_beginning(spark, server, topics, name, tmp_path):
+    fill(topics, f"{name}.in.a", range(10))
+    frame = stream(spark, server, topicPattern=f"{name}\\.in\\..*").load().select("data")
+    run(frame, server, tmp_path / "c", topic=f"{name}.out")
+    topics.put_topic(f"{name}.in.b", cap_records=5)
+    fill(topics, f"{name}.in.b", range(100, 110))
+    run(frame, server, tmp_path / "c", topic=f"{name}.out")
+    assert sorted(numbers_of(topics, f"{name}.out")) == [*range(10), *range(105, 110)]
+    assert [batch["numInputRows"] for batch in run(frame, server, tmp_path / "c", topic=f"{name}.out")] in ([], [0])
+
+
+def test_latest_means_from_now_on(spark, server, topics, name, tmp_path):
+    fill(topics, name, range(10))
+    frame = stream(spark, server, topic=name, startingOffsets="latest").load().select("data")
+    query = (
+        frame.writeStream.format("topics")
+        .options(url=server.url, topic=f"{name}.out", checkpointLocation=str(tmp_path / "c"))
+        .trigger(processingTime="100 milliseconds")
+        .start()
+    )
+    try:
+        query.processAllAvailable()
+        fill(topics, name, range(10, 20))
+        query.processAllAvailable()
+    finally:
+        query.stop()
+    assert numbers_of(topics, f"{name}.out") == list(range(10, 20))
+
+
+def test_a_query_that_retention_overtook_fails_or_goes_on(spark, server, topics, name, tmp_path):
+    topics.put_topic(name, cap_records=50)
+    fill(topics, name, range(40))
+    run(stream(spark, server, topic=name).load().select("data"), server, tmp_path / "c", topic=f"{name}.out")
+    fill(topics, name, range(40, 200))
+    with pytest.raises(Exception, match=f"{name} has lost seq 41 to 150 .cap"):
+        run(stream(spark, server, topic=name).load().select("data"), server, tmp_path / "c", topic=f"{name}.out")
+    relaxed = stream(spark, server, topic=name, failOnDataLoss="false").load().select("data")
+    run(relaxed, server, tmp_path / "c", topic=f"{name}.out")
+    assert numbers_of(topics, f"{name}.out") == [*range(40), *range(150, 200)]
+
+
+def test_a_topic_that_was_made_anew_is_noticed(spark, server, topics, name, tmp_path):
+    fill(topics, name, range(40))
+    run(stream(spark, server, topic=name).load().select("data"), server, tmp_path / "c", topic=f"{name}.out")
+    topics.remove_topic(name)
+    fill(topics, name, range(100, 110))
+    with pytest.raises(Exception, match="was made anew: its head is 10, this query has read up to 40"):
+        run(stream(spark, server, topic=name).load().select("data"), server, tmp_path / "c", topic=f"{name}.out")
+    relaxed = stream(spark, server, topic=name, failOnDataLoss="false").load().select("data")
+    run(relaxed, server, tmp_path / "c", topic=f"{name}.out")
+    assert numbers_of(topics, f"{name}.out") == [*range(40), *range(100, 110)]
