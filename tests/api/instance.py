@@ -73,7 +73,7 @@ class Instance:
     def get(self, path: str) -> httpx.Response:
         assert self.gateway is not None
         assert self.gateway.poll() is None, self.log.read_text()
-        return httpx.get(self.url + path)
+        return httpx.get(self.url + path, timeout=WAIT_S)
 
     def start_shard(self, shard: int) -> None:
         flags: list[str] = []

@@ -42,7 +42,7 @@ def test_it_reports_its_readiness(fresh):
 def test_sigterm_drains(fresh):
     """A long-poll is answered, an idle connection closes, exit 0, and nothing is left behind."""
     instance = fresh().start()
-    httpx.put(instance.url + "/v0/topics/a")
+    httpx.put(instance.url + "/v0/topics/a", timeout=WAIT_S)
     answers = []
 
     def poll():
@@ -51,7 +51,7 @@ def test_sigterm_drains(fresh):
     waiting = threading.Thread(target=poll)
     waiting.start()
     state = instance.url + "/v0/topics/a?touch=false"
-    wait_for(lambda: httpx.get(state).json()["last_read_ts"], "the poll's arrival")
+    wait_for(lambda: httpx.get(state, timeout=WAIT_S).json()["last_read_ts"], "the poll's arrival")
     with socket.create_connection(("127.0.0.1", instance.port)) as idle:
         assert instance.stop_gateway() == 0
         assert idle.recv(1) == b""
@@ -113,7 +113,7 @@ def test_writes_under_way_are_answered_before_it_ends(fresh):
 
 def test_logs_are_json_lines_without_payloads(fresh):
     instance = fresh(env={"TOPICS_LOG_LEVEL": "debug"}).start()
-    httpx.post(instance.url + "/v0/topics/a?token=hush", json={"records": [{"data": "payload-text"}]})
+    httpx.post(instance.url + "/v0/topics/a?token=hush", json={"records": [{"data": "payload-text"}]}, timeout=WAIT_S)
     instance.stop_gateway()
     text = instance.log.read_text()
     assert "payload-text" not in text
@@ -125,7 +125,7 @@ def test_logs_are_json_lines_without_payloads(fresh):
 def test_http2_over_the_same_port(instance, http, name):
     """With prior knowledge. An early refusal does not cost the connection."""
     http.put(f"/v0/topics/{name}")
-    with httpx.Client(base_url=instance.url, http1=False, http2=True) as client:
+    with httpx.Client(base_url=instance.url, http1=False, http2=True, timeout=WAIT_S) as client:
         answer = client.post(f"/v0/topics/{name}", json=ONE)
         assert (answer.http_version, answer.status_code) == ("HTTP/2", 200)
         assert client.post(f"/v0/topics/{name}/diff", json={}).json()["records"][0]["data"] == 1

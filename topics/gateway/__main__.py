@@ -9,7 +9,6 @@ import gc
 import logging
 import os
 import resource
-import signal
 import socket
 import sys
 from contextlib import suppress
@@ -33,28 +32,19 @@ from topics.rpc.calls import Call
 from topics.rpc.peer import Peer
 from topics.rpc.unix import serve_unix
 from topics.settings import GatewayBoot
+from topics.stopping import orphaned, stop_on_signal
 
 log = logging.getLogger("topics.gateway")
 CUT_EARLY_S = 1.0  # at most a quarter of the time there is
 ORPHAN_GRACE_S = 3.0
 
 
-async def _stop_on_signal(stop: trio.Event) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            stop.set()
-
-
 async def _stop_when_orphaned(lifeline: int, stop: trio.Event, everything: trio.CancelScope) -> None:
     """The next server of the data directory waits until we have ended, so clients that hang get a moment only."""
-    os.set_blocking(lifeline, False)
-    while True:
-        await trio.lowlevel.wait_readable(lifeline)
-        if not os.read(lifeline, 1):
-            log.warning("the supervisor is gone; stopping")
-            stop.set()
-            everything.deadline = trio.current_time() + ORPHAN_GRACE_S
-            return
+    await orphaned(lifeline)
+    log.warning("the supervisor is gone; stopping")
+    stop.set()
+    everything.deadline = trio.current_time() + ORPHAN_GRACE_S
 
 
 def grace_s(stop_ms: int) -> float:
@@ -91,7 +81,7 @@ async def serve(boot: GatewayBoot) -> None:
         slot.set("requests", busy)
 
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(_stop_on_signal, stop)
+        nursery.start_soon(stop_on_signal, stop)
         nursery.start_soon(_stop_when_orphaned, boot.lifeline_fd, stop, nursery.cancel_scope)
         shards = Shards({shard: Peer(path, nursery) for shard, path in boot.shard_sockets.items()}, boot.slots)
         door = open_door(boot, board)

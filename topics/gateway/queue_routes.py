@@ -4,10 +4,8 @@ Bodies go to the queue's shard untouched, and its answers come back as they are.
 """
 
 import re
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
-
-import trio
 
 from topics import limits
 from topics.core.config import CLAIM_JITTER_MS_MAX
@@ -16,11 +14,11 @@ from topics.errors import invalid
 from topics.gateway import sse
 from topics.gateway.bodies import read_body
 from topics.gateway.dispatch import Gateway
+from topics.gateway.long_poll import long_poll
 from topics.gateway.messages import Request, Response
 from topics.gateway.routing import Handle, Route
 from topics.gateway.watch_routes import check_accept, live_of
 from topics.gateway.work_stream import WorkStream
-from topics.rpc.open_calls import Reply
 
 DEADLINE_MS = limits.CLAIM_WAIT_MS_MAX + CLAIM_JITTER_MS_MAX + limits.CALL_DEADLINE_MS
 
@@ -32,19 +30,9 @@ async def claim(gateway: Gateway, request: Request) -> Response:
     if b"wait_ms" not in body:  # the body is not parsed here; a false alarm costs a little, nothing else
         reply = await gateway.shards.call(name, "claim", head, body, DEADLINE_MS)
     else:
-        reply = await request.source.while_connected(lambda: _long_poll(gateway, name, head, body))
+        wait = partial(long_poll, gateway, name, "claim", head, body, DEADLINE_MS)
+        reply = await request.source.while_connected(wait)
     return Response(reply.body, 200, reply.head["perf"])
-
-
-async def _long_poll(gateway: Gateway, name: str, head: Mapping[str, Any], body: bytes) -> Reply:
-    """Wait at the shard. A drain ends the wait: then the client gets what there is now."""
-    with trio.CancelScope() as scope:
-        gateway.polls.add(scope)
-        try:
-            return await gateway.shards.call(name, "claim", head, body, DEADLINE_MS)
-        finally:
-            gateway.polls.discard(scope)
-    return await gateway.shards.call(name, "claim", {**head, "wait": False}, body)
 
 
 def _settle(method: str) -> Handle:

@@ -3,20 +3,21 @@
 Bodies go to the topic's shard untouched, and its answers come back as they are.
 """
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Any
-
-import trio
 
 from topics import limits
 from topics.core.names import check_topic_name
 from topics.errors import invalid
 from topics.gateway.bodies import read_body
 from topics.gateway.dispatch import Gateway
+from topics.gateway.long_poll import long_poll
 from topics.gateway.messages import Request, Response
 from topics.gateway.routing import Route
 from topics.keys import ADMIN
 from topics.rpc.open_calls import Reply
+
+DIFF_DEADLINE_MS = limits.DIFF_WAIT_MS_MAX + limits.CALL_DEADLINE_MS
 
 
 async def put(gateway: Gateway, request: Request) -> Response:
@@ -62,7 +63,8 @@ async def diff(gateway: Gateway, request: Request) -> Response:
     if b"wait_ms" not in body:  # the body is not parsed here; a false alarm costs a little, nothing else
         reply = await gateway.shards.call(name, "diff", head, body)
     else:
-        reply = await request.source.while_connected(lambda: _long_poll(gateway, name, head, body))
+        wait = partial(long_poll, gateway, name, "diff", head, body, DIFF_DEADLINE_MS)
+        reply = await request.source.while_connected(wait)
     return Response(reply.body, 200, reply.head["perf"])
 
 
@@ -71,18 +73,6 @@ async def delete(gateway: Gateway, request: Request) -> Response:
     body = await read_body(request, gateway.limits.body_bytes)
     reply = await gateway.shards.call(name, "delete", {"topic": name}, body)
     return Response(reply.body, 200, reply.head["perf"])
-
-
-async def _long_poll(gateway: Gateway, name: str, head: Mapping[str, Any], body: bytes) -> Reply:
-    """Wait at the shard. A drain ends the wait: then the client gets what there is now."""
-    deadline_ms = limits.DIFF_WAIT_MS_MAX + limits.CALL_DEADLINE_MS
-    with trio.CancelScope() as scope:
-        gateway.polls.add(scope)
-        try:
-            return await gateway.shards.call(name, "diff", head, body, deadline_ms)
-        finally:
-            gateway.polls.discard(scope)
-    return await gateway.shards.call(name, "diff", {**head, "wait": False}, body)
 
 
 def _created(reply: Reply) -> Response:

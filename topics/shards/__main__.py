@@ -10,8 +10,6 @@ import contextlib
 import ctypes
 import gc
 import logging
-import os
-import signal
 import sys
 
 import trio
@@ -31,6 +29,7 @@ from topics.shards.peers import Peers
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.shards.snapshot import BadSnapshot
 from topics.shards.wal import BadLog
+from topics.stopping import orphaned, stop_on_signal
 
 log = logging.getLogger("topics.shards")
 EXIT_STORAGE = 70
@@ -63,20 +62,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def _stop_on_signal(stop: trio.Event) -> None:
-    with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT) as signals:
-        async for _ in signals:
-            stop.set()
-
-
 async def _stop_when_orphaned(lifeline: int, stop: trio.Event) -> None:
-    os.set_blocking(lifeline, False)
-    while True:
-        await trio.lowlevel.wait_readable(lifeline)
-        if not os.read(lifeline, 1):
-            log.warning("the supervisor is gone; stopping")
-            stop.set()
-            return
+    await orphaned(lifeline)
+    log.warning("the supervisor is gone; stopping")
+    stop.set()
 
 
 def _board_slot(args: argparse.Namespace) -> BoardSlot | None:
@@ -108,7 +97,7 @@ async def serve(args: argparse.Namespace) -> None:
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
         shard = Shard(_files(args), bounds, slot=_board_slot(args), peers=_peers(args, nursery))
-        nursery.start_soon(_stop_on_signal, stop)
+        nursery.start_soon(stop_on_signal, stop)
         if args.lifeline is not None:
             nursery.start_soon(_stop_when_orphaned, args.lifeline, stop)
         await nursery.start(serve_unix, args.socket, shard.handlers)
