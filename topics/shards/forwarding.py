@@ -80,9 +80,9 @@ class Route:
         return self._attached and self._wish is None and self.cursor >= self._source.head_seq
 
     async def settled(self) -> None:
-        """Until what the source shows now is forwarded."""
+        """Until what the source shows now is forwarded, or it turns out that the destination does not take it."""
         target = self._source.head_seq
-        while not (self._attached and self._wish is None and self.cursor >= target):
+        while not (self._attached and self._wish is None and self.cursor >= target) and not self._pause_ms:
             await self._moved.wait()
 
     # --- the worker -----------------------------------------------------------------------------------------------
@@ -109,6 +109,7 @@ class Route:
         except Exception:
             log.exception("forwarding from %s to %s failed", self._source.name, self._dest)
             self._detach()
+            self._pause()
             return False
         self._pause_ms = 0
         return progress
@@ -121,11 +122,15 @@ class Route:
             self._detach()
         if not self._pause_ms:
             log.info("forwarding from %s to %s waits: %s", self._source.name, self._dest, error)
-        self._pause_ms = min(max(2 * self._pause_ms, limits.FORWARD_RETRY_MIN_MS), limits.FORWARD_RETRY_MAX_MS)
+        self._pause()
 
     def _detach(self) -> None:
         self._attached = False
-        self._pause_ms = self._pause_ms or limits.FORWARD_RETRY_MIN_MS
+
+    def _pause(self) -> None:
+        """Try again later, and later still if that fails too."""
+        self._pause_ms = min(max(2 * self._pause_ms, limits.FORWARD_RETRY_MIN_MS), limits.FORWARD_RETRY_MAX_MS)
+        self._tell_moved()
 
     async def _sleep(self) -> None:
         """A pause, which a change of the definitions ends."""
@@ -148,6 +153,9 @@ class Route:
 
     def _move_to(self, seq: int) -> None:
         self.cursor = seq
+        self._tell_moved()
+
+    def _tell_moved(self) -> None:
         self._moved.set()
         self._moved = trio.Event()
 

@@ -1,0 +1,152 @@
+"""Routers under load while shards, gateways and the supervisor are killed: copies are neither lost, doubled, reordered
+nor moved. Sources are `fsync`, so that what was acked is there; what a source tells as lost may be missing."""
+
+import random
+import threading
+import time
+
+import pytest
+
+from tests.system.client import Client, Crew
+from tests.system.test_kills import WAYS, Hurt
+from topics.testing.server import wait_until
+
+SHARDS, GATEWAYS = 3, 2
+PAIRS = 5
+ROUNDS = 10
+
+
+class RouterLoad:
+    """Writers on every source and directly on some destinations, readers that note what stands at which seq."""
+
+    def __init__(self, server, seed):
+        self.server = server
+        self.dice = random.Random(seed)
+        self.over = threading.Event()
+        self.crew = Crew()
+        self.written = {f"s{n}": 0 for n in range(PAIRS)}
+        self.direct = {f"d{n}": 0 for n in range(0, PAIRS, 2)}
+        self.seen = {}
+
+    def __enter__(self):
+        with Client(self.server) as client:
+            for n in range(PAIRS):
+                client.put(f"s{n}", durability="fsync")
+                client.put(f"d{n}", durability=("disk", "fsync", "memory")[n % 3])
+                router = {"source": f"s{n}", "dest": f"d{n}", "guarantee": "exactly_once"}
+                client._insist("PUT", f"/v0/routers/r{n}", router)
+            client._insist("PUT", "/v0/routers/chain", {"source": "d0", "dest": "e0", "guarantee": "exactly_once"})
+            client._insist("PUT", "/v0/routers/some", {"source": "s1", "dest": "f1", "filter": "even"})
+        for n in range(PAIRS):
+            self.crew.start(self.write, f"s{n}")
+        for topic in self.direct:
+            self.crew.start(self.write, topic)
+        for topic in ("d0", "d1", "e0"):
+            self.crew.start(self.read, topic)
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.crew.join()
+
+    def write(self, topic):
+        count = self.written if topic in self.written else self.direct
+        with Client(self.server) as client:
+            while not self.over.is_set():
+                first, size = count[topic], self.dice.choice((1, 1, 2, 20))
+                records = [
+                    {"data": f"{topic}/{n}", "tag": "even" if n % 2 == 0 else "odd", "meta": {"n": str(n)}}
+                    for n in range(first, first + size)
+                ]
+                client.append(topic, {"records": records, "idempotency_key": f"{topic}-{first}"})
+                count[topic] = first + size
+                time.sleep(0.002)
+
+    def read(self, topic):
+        """Whatever was once read at a seq stays there."""
+        seen = self.seen.setdefault(topic, {})
+        with Client(self.server) as client:
+            from_seq = 0
+            while not self.over.is_set():
+                page = client.diff(topic, from_seq=from_seq, limit=1000, wait_ms=50)
+                for record in page["records"]:
+                    assert seen.setdefault(record["$seq"], record["data"]) == record["data"], (topic, record)
+                if page["tombstone"]:
+                    assert page["tombstone"]["reason"] in ("crash", "source_trim"), (topic, page["tombstone"])
+                from_seq = page["next_from_seq"]
+
+    def wait_progress(self):
+        before = dict(self.written)
+        wait_until(lambda: all(self.written[topic] > count for topic, count in before.items()), "all writers to go on")
+
+    def verify(self):
+        with Client(self.server) as client:
+            contents = {}
+            for topic in [*self.written, *(f"d{n}" for n in range(PAIRS)), "e0", "f1"]:
+                contents[topic] = self.settled(client, topic)
+            for n in range(PAIRS):
+                source, (copies, gaps) = contents[f"s{n}"][0], contents[f"d{n}"]
+                assert [record["data"] for record in source] == [f"s{n}/{i}" for i in range(self.written[f"s{n}"])]
+                forwarded = [record for record in copies if record["data"].startswith("s")]
+                self.check_copies(f"d{n}", source, forwarded, gaps)
+                keys = [record["meta"]["_topics_router"] for record in forwarded]
+                assert len(set(keys)) == len(keys), f"d{n} has doubles"
+            self.check_copies("e0", contents["d0"][0], *contents["e0"])
+            even = [record for record in contents["s1"][0] if record["$tag"] == "even"]
+            self.check_copies("f1", even, *contents["f1"])
+            for topic, seen in self.seen.items():
+                now = {record["$seq"]: record["data"] for record in contents[topic][0]}
+                lost = [(gap["gap_from"], gap["gap_to"]) for gap in contents[topic][1]]
+                for seq, data in seen.items():
+                    told = any(first <= seq <= last for first, last in lost)
+                    assert now.get(seq) == data or told, (topic, seq, data, now.get(seq))
+            return {topic: (len(records), gaps) for topic, (records, gaps) in contents.items()}
+
+    def settled(self, client, topic):
+        """All records, once nothing more comes."""
+        records, gaps = client.read_all(topic)
+        while True:
+            time.sleep(0.3)
+            again, gaps = client.read_all(topic)
+            if len(again) == len(records):
+                return again, gaps
+            records = again
+
+    def check_copies(self, topic, source, copies, gaps):
+        wanted = [record["data"] for record in source]
+        found = [record["data"] for record in copies]
+        if not gaps:
+            assert found == wanted, (topic, len(found), len(wanted), _difference(found, wanted))
+            return
+        rest = iter(wanted)
+        assert all(data in rest for data in found), (topic, "out of order")
+        told = sum(gap["missed_estimate"] for gap in gaps)
+        assert len(wanted) - len(found) <= told, (topic, len(wanted), len(found), gaps)
+
+
+def _difference(found, wanted):
+    at = next((n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
+    return at, found[at : at + 3], wanted[at : at + 3]
+
+
+@pytest.mark.slow
+def test_copies_survive_kills(serve):
+    seed = random.randrange(1 << 32)
+    dice = random.Random(seed)
+    server = serve(shards=SHARDS, gateways=GATEWAYS)
+    hurt = Hurt(server, dice)
+    ways = (dice.sample(WAYS, len(WAYS)) + dice.choices(WAYS, k=ROUNDS))[:ROUNDS]
+    print("seed", seed, *ways)
+    with RouterLoad(server, seed) as load:
+        load.wait_progress()
+        for way in ways:
+            getattr(hurt, way)()
+            load.wait_progress()
+    print(load.verify())
+    server.kill_all()
+    server.start().wait_ready()
+    print(load.verify())
+    assert server.stop() == 0
+    server.start().wait_ready()
+    load.verify()
+    assert "Traceback" not in server.text()
