@@ -37,18 +37,20 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     dest_seq: int = 0
     ts: int = 0
     totals: dict[str, int] = {}  # copies by router
+    skipped: list[tuple[int, int]] = []  # seqs of the source, since the last mark, that were gone when their turn came
 
 
 class Derived:
     __slots__ = (
-        "dest_seq", "generation", "marked", "missing", "positions", "seq", "source", "source_epoch", "source_id",
-        "struck", "totals",
+        "dest_seq", "fresh", "generation", "marked", "missing", "positions", "seq", "skipped", "source", "source_epoch",
+        "source_id", "struck", "totals",
     )  # fmt: skip
 
     def __init__(self, mark: Mark) -> None:
         self.missing: list[tuple[int, int]] = []  # ascending inclusive ranges of seqs whose copies are to come again
         self.positions: list[Position] = []  # ascending, the first at or below all that is missing
         self.struck = SeqRanges()  # deleted among the missing
+        self.skipped = SeqRanges()  # seqs of the source that were never copied, as far as a replay has to know
         self.take(mark)
 
     def take(self, mark: Mark) -> None:
@@ -61,6 +63,13 @@ class Derived:
         self.dest_seq = mark.dest_seq  # where the last of them is
         self.totals = dict(mark.totals)
         self.marked = mark.seq  # as the log has it
+        self.fresh: list[tuple[int, int]] = []  # skipped since then
+
+    def skip(self, first: int, last: int) -> None:
+        """These records of the source were gone before they could be copied."""
+        self.fresh.append((first, last))
+        if self.missing:
+            self.skipped.add(first, last)
 
     def mark(self, topic: Topic) -> Mark:
         return Mark(
@@ -73,6 +82,7 @@ class Derived:
             self.dest_seq,
             topic.last_ts,
             dict(self.totals),
+            list(self.fresh),
         )
 
     # --- what is missing ------------------------------------------------------------------------------------------
@@ -96,7 +106,7 @@ class Derived:
         """Nothing is missing up to this seq."""
         self.missing = [(max(first, through + 1), last) for first, last in self.missing if last > through]
         if not self.missing:
-            self.positions, self.struck = [], SeqRanges()
+            self.positions, self.struck, self.skipped = [], SeqRanges(), SeqRanges()
 
     # --- positions ------------------------------------------------------------------------------------------------
 
@@ -132,15 +142,17 @@ class Derived:
     def pack(self, topic: Topic) -> list[Any]:
         """For the topic's entry in a snapshot."""
         mark = msgspec.to_builtins(self.mark(topic))
-        return [mark, self.missing, [list(position) for position in self.positions], self.struck.encode()]
+        positions = [list(position) for position in self.positions]
+        return [mark, self.missing, positions, self.struck.encode(), self.skipped.encode()]
 
     @classmethod
     def unpack(cls, fields: list[Any]) -> "Derived":
-        mark, missing, positions, struck = fields[:4]
+        mark, missing, positions, struck, skipped = fields[:5]
         derived = cls(msgspec.convert(mark, Mark))
         derived.missing = [(first, last) for first, last in missing]
         derived.positions = [Position(*position) for position in positions]
         derived.struck = SeqRanges.decode(struck)
+        derived.skipped = SeqRanges.decode(skipped)
         return derived
 
 
@@ -169,6 +181,8 @@ def apply_mark(topic: Topic, mark: Mark) -> None:
     if (derived.source_id, derived.source_epoch) != (mark.source_id, mark.source_epoch):
         derived.positions = []
     miss(topic, mark.dest_seq)
+    for first, last in mark.skipped:
+        derived.skipped.add(first, last)
     if derived.missing:
         derived.know(Position(mark.seq, mark.dest_seq, mark.ts))
     derived.take(mark)

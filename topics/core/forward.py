@@ -121,6 +121,19 @@ def collect_all(windows: Iterable[Slice], selectors: Sequence[Selector]) -> Copi
     return copies
 
 
+def gaps_in(windows: Iterable[Slice], after: int, through: int) -> list[tuple[int, int]]:
+    """Ranges of seqs from `after` on that no live record of the windows has."""
+    gaps, at = [], after + 1
+    for window in windows:
+        assert window.block is not None
+        first_seq = window.block.first_seq
+        for low, high in runs(span(window.low, window.high) & ~window.dead):
+            if first_seq + low > at:
+                gaps.append((at, first_seq + low - 1))
+            at = first_seq + high
+    return [*gaps, (at, through)] if at <= through else gaps
+
+
 def render(copies: Copies, first_seq: int, ts: int) -> list[Block]:
     """The blocks of copies at consecutive seqs."""
     texts, data_offs = [], []

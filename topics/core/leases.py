@@ -302,6 +302,12 @@ class Leases:
             self._free.add(seq)
             heappush(self._heap, seq)
 
+    def come_back(self, first: int, last: int) -> None:
+        """Jobs that were not there for a while: none of them must be passed by."""
+        for seq in range(first, min(last, self.cursor) + 1):
+            if seq not in self._leases and seq not in self._delayed and seq not in self._leaving:
+                self._make_free(seq)
+
     def _disown(self, lease: Lease, seq: int) -> None:
         if lease.owner in self._owned:
             self._owned[lease.owner].discard(seq)

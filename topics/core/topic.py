@@ -225,6 +225,9 @@ class Topic:
                 self._kill(chunk, 0, min(len(block), floor - block.first_seq))
             for low, high in runs(struck.bits(block.first_seq, len(block))[0] if struck else 0):
                 self._kill(chunk, low, high)
+            if self.leases is not None:
+                for low, high in runs(span(0, len(chunk)) & ~chunk.dead):
+                    self.leases.come_back(block.first_seq + low, block.first_seq + high - 1)
         self.refilled = True
         self._pop_dead_front()
         self.enforce_caps()

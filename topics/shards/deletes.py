@@ -39,6 +39,9 @@ class Deletes:
         self._check_open = check_open
 
     def start(self, call: Call, topic: Topic, request: Delete, answer: Answer) -> None:
+        if topic.derived is not None and topic.derived.missing:
+            message = f'copies in topic "{topic.name}" are being made again from its source; retry in a moment'
+            raise TopicsError(errors.NOT_READY, message, {"topic": topic.name, "retry_after_ms": 500})
         if request.match is None:
             assert request.before_seq is not None
             self._marks.write_one(topic)  # or a replay would not know how much there was to delete

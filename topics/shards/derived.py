@@ -92,6 +92,8 @@ class Derivation:
         if topic.derived.missing:
             for seq, dest_seq in head.positions:
                 topic.derived.know(Position(seq, dest_seq, 0))
+            for first, last in head.skipped:
+                topic.derived.skip(first, last)
         return _standing(topic.derived)
 
     def _wanted(self, topic: Topic, head: AttachDerivedHead) -> Mark:
@@ -132,10 +134,16 @@ class Derivation:
         def taken() -> None:
             """In one step with the records, so that whoever looks at the topic sees both or neither."""
             derived.seq = to_seq
+            for first, last in head.skipped:
+                if first <= to_seq:
+                    derived.skip(first, min(last, to_seq))
             if count:
                 derived.dest_seq = topic.head_seq
             _count(derived, head.routers, copies.routers)
-            self._marks.note(topic)
+            if head.skipped:
+                self._marks.write_one(topic)  # rare, and nobody else knows it
+            else:
+                self._marks.note(topic)
 
         if count:
             await wait_for(lambda done, fail: self._append(topic, copies, taken, done, fail))
@@ -200,12 +208,13 @@ class Derivation:
         derived = self._follows(topic, head)
         if derived is None:
             return {"again": True}
-        first = topic.next_seq
-        last = topic.next_seq = first + head.missed - 1
+        self._marks.write_one(topic)  # what follows is not a copy: copies end here
+        first, last = topic.next_seq, topic.next_seq + head.missed - 1
         topic.next_seq = last + 1
 
         def lost(_: object) -> None:
             derived.seq, derived.dest_seq = head.to_seq, last
+            derived.skip(head.from_seq + 1, head.to_seq)
             self._engine.register.set(topic.cell, last)
             self._marks.write_one(topic)
             over.set()
@@ -239,17 +248,18 @@ class Derivation:
         target = derived.next_position()
         if target is not None and head.to_seq != target.seq:
             return
+        copies = copies.pick([index for index, seq in enumerate(copies.seqs) if seq not in derived.skipped])
         slots = derived.slots(target.dest_seq if target is not None else None)
         if target is not None:
             copies, slots = _in_line(copies, slots, lambda lost: self._lose(topic, lost))
             through, to_seq = target.dest_seq, target.seq
         else:
-            lost, slots = slots[: head.lost], slots[head.lost :]
+            skipped = derived.skipped.count_between(head.from_seq + 1, head.from_seq + head.lost) if head.lost else 0
+            lost, slots = slots[: head.lost - skipped], slots[head.lost - skipped :]
             self._lose(topic, lost)
-            copies = copies.part(0, len(slots))
             rest = slots[len(copies) :]
-            slots = slots[: len(copies)]
-            to_seq = copies.seqs[-1] if copies and not rest else head.to_seq
+            to_seq = head.to_seq if len(copies) <= len(slots) else copies.seqs[len(slots)] - 1
+            copies, slots = copies.part(0, len(slots)), slots[: len(copies)]
             through = slots[-1] if slots else lost[-1] if lost else derived.missing[0][0] - 1
             if head.last:
                 self._lose(topic, rest)

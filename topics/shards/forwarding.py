@@ -21,7 +21,7 @@ from topics.core import derivation
 from topics.core.block import BadBlock
 from topics.core.diff import Plan, Window
 from topics.core.diff import plan as plan_diff
-from topics.core.forward import Copies, Selector, collect, collect_all
+from topics.core.forward import Copies, Selector, collect, collect_all, gaps_in
 from topics.core.requests import Diff
 from topics.core.topic import Topic
 from topics.errors import TopicsError
@@ -57,6 +57,8 @@ class Route:
         self._attached = False
         self._wish: Answer | None = None  # what the destination wants to see again
         self._positions: deque[tuple[int, int]] = deque(maxlen=limits.FORWARD_POSITIONS)
+        self._skipped: list[tuple[int, int]] = []  # records that were gone when their turn came, since `_acked`
+        self._recent_skips: deque[tuple[int, int]] = deque(maxlen=limits.FORWARD_POSITIONS)
         self._moved = trio.Event()  # the cursor did
         self._wake = trio.Event()  # for the worker
         self._waited = False  # for what is missing in the source itself
@@ -180,6 +182,7 @@ class Route:
         if not await self._load(plan):
             return True
         copies = collect(plan.windows, self._current_selectors())
+        self._skipped += gaps_in(plan.windows, self.cursor, plan.next_from_seq)
         if copies:
             self._take(await self._send("derived.take", plan.next_from_seq, copies))
         else:
@@ -226,6 +229,7 @@ class Route:
             "from_seq": self._acked,
             "to_seq": to_seq,
             "routers": self._names,
+            "skipped": self._skipped,
             **more,
         }
         return await self._routers.ask(self._dest, method, head, copies)
@@ -236,6 +240,8 @@ class Route:
             self._detach()
             return
         self._acked = answer["seq"]
+        self._recent_skips.extend(self._skipped)
+        self._skipped = []
         self._count(answer)
         self._positions.append((answer["seq"], answer["dest_seq"]))
         self._move_to(self._acked)
@@ -261,6 +267,7 @@ class Route:
             "start": self._start,
             "cursor": self.cursor,
             "positions": list(self._positions),
+            "skipped": list(self._recent_skips),
         }
         answer = await self._routers.ask(self._dest, "derived.attach", head, None)
         self._attached = True
@@ -269,6 +276,7 @@ class Route:
     def _settle_on(self, answer: Answer) -> None:
         self._wish = answer if answer["refill"] else None
         self._count(answer)
+        self._skipped = []
         if self._wish is None:
             self._acked = answer["seq"]
             self._move_to(self._acked)

@@ -143,6 +143,7 @@ class AttachDerivedHead(msgspec.Struct, frozen=True):
     start: Count  # where to begin if nothing is known
     cursor: Count  # how far the source believes to be
     positions: tuple[tuple[Count, Count], ...] = ()  # (seq of the source, seq here) that it remembers
+    skipped: tuple[tuple[Count, Count], ...] = ()  # and what it skipped
 
 
 class TakeHead(msgspec.Struct, frozen=True):
@@ -152,6 +153,7 @@ class TakeHead(msgspec.Struct, frozen=True):
     from_seq: Count  # the copies are of the source's records above this
     to_seq: Count  # and up to this
     routers: tuple[str, ...]
+    skipped: tuple[tuple[Count, Count], ...] = ()  # ranges in between that were gone when their turn came
 
 
 class TrimHead(TakeHead, frozen=True):

@@ -93,6 +93,7 @@ class Routers:
         self._book = Book(store, NAME)
         self._routers: SortedDict[str, Router] = SortedDict()
         self._orphans: dict[str, Router] = {}  # whose source is gone
+        self._pairs: dict[str, dict[str, set[str]]] = {}  # source → destination → routers
         self._routes: dict[tuple[str, str], Route] = {}
         self._control = trio.Lock()  # one change of definitions at a time
         self._tasks: trio.Nursery | None = None
@@ -101,10 +102,28 @@ class Routers:
             router = msgspec.msgpack.decode(entry, type=Router)
             source = topics.get(router.definition.source)
             there = source is not None and source.id == router.source_id
-            (self._routers if there else self._orphans)[name] = router
-        self._count()
+            if there:
+                self._note(name, router)
+            else:
+                self._orphans[name] = router
 
-    def _count(self) -> None:
+    def _note(self, name: str, router: Router) -> None:
+        self._lose(name)
+        self._routers[name] = router
+        source, dest = router.definition.edge
+        self._pairs.setdefault(source, {}).setdefault(dest, set()).add(name)
+        self.engine.holdings.routers = len(self._routers)
+
+    def _lose(self, name: str) -> None:
+        router = self._routers.pop(name, None)
+        if router is None:
+            return
+        source, dest = router.definition.edge
+        self._pairs[source][dest].discard(name)
+        if not self._pairs[source][dest]:
+            del self._pairs[source][dest]
+        if not self._pairs[source]:
+            del self._pairs[source]
         self.engine.holdings.routers = len(self._routers)
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -116,8 +135,8 @@ class Routers:
         async with trio.open_nursery() as nursery:
             self._tasks = nursery
             nursery.start_soon(self.marks.run)
-            for router in list(self._routers.values()):
-                self._refresh(router.definition.edge)
+            for edge in [(source, dest) for source, dests in self._pairs.items() for dest in dests]:
+                self._refresh(edge)
             nursery.start_soon(self._mend)
 
     async def _mend(self) -> None:
@@ -134,7 +153,7 @@ class Routers:
 
     def _refresh(self, edge: tuple[str, str]) -> None:
         """Begin, change or end the worker of a pair, as the definitions say."""
-        routers = {name: router for name, router in self._routers.items() if router.definition.edge == edge}
+        routers = {name: self._routers[name] for name in self._pairs.get(edge[0], {}).get(edge[1], ())}
         route = self._routes.get(edge)
         if not routers:
             if route is not None:
@@ -252,8 +271,7 @@ class Routers:
                 if source.removing:  # it went while this was under way
                     await self._forget([name])
                     raise errors.topic_not_found(definition.source)
-                self._routers[name] = router
-                self._count()
+                self._note(name, router)
                 self._refresh(definition.edge)
         call.reply({})
 
@@ -291,8 +309,7 @@ class Routers:
     async def _forget(self, names: list[str]) -> None:
         await wait_for(lambda done, fail: self._book.remove_all(names, done, fail))
         for name in names:
-            self._routers.pop(name, None)
-        self._count()
+            self._lose(name)
 
     # --- the other end --------------------------------------------------------------------------------------------
 
@@ -339,7 +356,7 @@ class Routers:
         return bool(self._out_of(topic) or self.links.into(topic.id))
 
     def _out_of(self, topic: Topic) -> list[str]:
-        return [name for name, router in self._routers.items() if router.definition.source == topic.name]
+        return sorted(name for names in self._pairs.get(topic.name, {}).values() for name in names)
 
     async def remove_topic(self, topic: Topic, if_empty: bool) -> tuple[bool, list[str]]:
         """Remove a topic and every router that has it as an end; whether it was there, and their names.
