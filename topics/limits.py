@@ -156,6 +156,7 @@ FORWARD_RETRY_MIN_MS = 10  # while a destination refuses copies or is down, doub
 FORWARD_RETRY_MAX_MS = 1_000
 FORWARD_SKIPPED_MAX = 1000  # records that were not forwarded before the destination is told how far the router is
 FORWARD_POSITIONS = 1024  # places that a source remembers, to put copies back where they were
+ATTACH_WAIT_MS = 1_000  # a new router is answered for at the latest after this; its place is pinned before
 MARK_MS = 100  # how far copies have come is logged this often
 SETTLE_MS = 250  # a read waits this long at most for copies of what was there when it came
 REFILL_WAIT_MS = 2_000  # and this long for copies that are made again after a crash

@@ -273,6 +273,10 @@ class Routers:
                     raise errors.topic_not_found(definition.source)
                 self._note(name, router)
                 self._refresh(definition.edge)
+        route = self._routes.get(definition.edge)
+        if route is not None:
+            with trio.move_on_after(limits.ATTACH_WAIT_MS / 1000):  # the first records then find it at work
+                await route.settled()
         call.reply({})
 
     def drop(self, call: Call) -> None:
