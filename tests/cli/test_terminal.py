@@ -16,7 +16,7 @@ class Terminal:
     """A tmux server of its own, with one window of 140 x 40."""
 
     def __init__(self, folder: Path, env: dict[str, str]) -> None:
-        self._tmux = [need("tmux"), "-S", str(folder / "tmux"), "-f", "/dev/null"]
+        self._tmux = [need("tmux", always_optional=True), "-S", str(folder / "tmux"), "-f", "/dev/null"]
         # What the shell starts is found as `topics`, as it is for somebody who installed it.
         program = folder / "bin/topics"
         program.parent.mkdir()
