@@ -13,12 +13,10 @@ def need(*names: str, always_optional: bool = False) -> str:
     """The path of the first of these programs that is here; else the test is skipped, or fails (see `missing`)."""
     where = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin"))
     found = [path for name in names if (path := shutil.which(name, path=where))]
-    if found:
-        return found[0]
     reason = f"no {' or '.join(names)} on this machine"
-    if always_optional:
+    if not found and always_optional:
         pytest.skip(reason)
-    missing(reason)
+    return found[0] if found else missing(reason)
 
 
 def missing(reason: str) -> NoReturn:
