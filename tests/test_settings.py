@@ -44,6 +44,21 @@ def test_processes_follow_the_cores(cores, shards, gateways):
     assert (found.shards, found.gateways) == (shards, gateways)
 
 
+@pytest.mark.parametrize("cold", ["data", "./data", "data/shard-00", "data/shard-07/cold", "other/../data"])
+def test_a_cold_directory_must_not_be_the_data_directory_or_in_a_shard_of_it(cold):
+    with pytest.raises(SettingsError, match=r"TOPICS_COLD_DIR .*another directory"):
+        settings({"TOPICS_COLD_DIR": cold, "TOPICS_DATA_DIR": "data"})
+    with pytest.raises(SettingsError, match="TOPICS_COLD_DIR"):
+        settings({"TOPICS_COLD_DIR": "data", "TOPICS_DATA_DIR": "data/shard-00"})
+
+
+def test_a_cold_directory_may_be_beside_the_shards():
+    found = settings({"TOPICS_COLD_DIR": "data/cold", "TOPICS_DATA_DIR": "data", "TOPICS_HOT_RETAIN_SEGMENTS": "0"})
+    assert (found.cold_dir, found.limits.hot_retain_segments, found.limits.hot_retain_bytes) == ("data/cold", 0, 0)
+    assert settings().limits.hot_retain_segments == 4
+    assert settings().cold_dir is None
+
+
 def test_flags_win_over_variables():
     assert settings({"TOPICS_PORT": "1"}, port="2").port == 2
     assert settings({"TOPICS_PROBE_AUTH": "1"}, probe_auth=False).probe_auth is False

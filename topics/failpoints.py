@@ -31,6 +31,10 @@ NAMES = {
     "dir.sync": "a directory is synced",
     "truncate": "a file is cut",
     "unlink": "any other file is removed",
+    "cold.write": "a segment is written to the cold directory",
+    "cold.sync": "and synced",
+    "cold.read": "a file in the cold directory is opened",
+    "cold.unlink": "a file in the cold directory is removed",
 }
 ACTIONS = "error:ERRNO, kill, pause:MS, or at a .write also tear"
 _SPEC = re.compile(r"([a-z.]+)=(error:([A-Z0-9]+)|kill|tear|pause:([0-9]{1,6}))(?:\*([0-9]{1,9}))?(?:@([0-9]{1,9}))?")

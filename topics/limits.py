@@ -90,6 +90,18 @@ TAIL_CACHE_BYTES = 32 * MIB
 BOOK_KEY_MAX = 1024  # characters of a key of a shard's own books
 IDEMPOTENCY_KEYS_MAX = 1_000_000  # remembered keys of one shard; above it new keys are throttled
 
+# --- the cold tier ------------------------------------------------------------------------------------------------
+COLD_COPY_BYTES = 1 * MIB  # of a segment that are copied in one go
+COLD_COPY_BYTES_PER_S = 64 * MIB  # of all that are moved
+COLD_MOVES = 16  # segments that one checkpoint takes over
+COLD_CHECK_MS = 500  # how often the shard looks for something to move
+COLD_RETRY_MIN_MS = 1_000  # while the cold directory cannot be used, doubling up to the next line
+COLD_RETRY_MAX_MS = 15_000
+COLD_READ_THREADS = 4  # reads of cold segments under way at once
+COLD_READ_MS_MAX = 10_000  # a read that takes longer is refused
+COLD_SEAL_MS = 2_000  # a segment's worth of new records is sealed after this, so that older ones may move
+COLD_MARK_BYTES_MAX = 4 * KIB
+
 # --- checking what is on disk -------------------------------------------------------------------------------------
 FINDINGS_MAX = 1000  # rows of damage that a check shows; more are counted
 
@@ -193,7 +205,7 @@ THROTTLE_NOTICE_EVERY_MS = 5_000
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What an operator may set (TOPICS_MAX_…, TOPICS_SEGMENT_…, TOPICS_WATCH_…)."""
+    """What an operator may set (TOPICS_MAX_…, TOPICS_SEGMENT_…, TOPICS_HOT_…, TOPICS_WATCH_…)."""
 
     batch_records: int = 10_000
     record_bytes: int = 1 * MIB
@@ -207,6 +219,8 @@ class Limits:
     segment_events: int = 10_000
     segment_bytes: int = 64 * MIB
     segment_age_ms: int = 3_600_000
+    hot_retain_segments: int = 4
+    hot_retain_bytes: int = 0
     watch_session_ttl_ms: int = 300_000
     buffer_grace_ms: int = 5_000  # a reader stalled for longer is told `from_seq_too_old` if it lost records meanwhile
     slow_consumer_ms: int = 30_000  # a reader that takes nothing for this long is let go; its session stays

@@ -67,6 +67,7 @@ class Settings(msgspec.Struct, frozen=True):
     allow_insecure_no_auth: bool
     limits: Limits
     caps: Caps
+    cold_dir: str | None = None
     failpoints: str | None = None
 
     @property
@@ -173,9 +174,9 @@ class Option:
         return "none" if self.default is None else str(self.default)
 
 
-def _limit(name: str, field: str, high: int, help: str) -> Option:
+def _limit(name: str, field: str, high: int, help: str, *, group: str = "Limits", low: int = 1) -> Option:
     default = getattr(Limits(), field)
-    return Option(name, "int", help, default, "Limits", f"limits.{field}", low=1, high=high)
+    return Option(name, "int", help, default, group, f"limits.{field}", low=low, high=high)
 
 
 def _cap(field: str, help: str) -> Option:
@@ -187,6 +188,8 @@ def _processes(name: str, help: str, shown: str) -> Option:
 
 
 _RUN_DIR = "Short directory in which the server makes its private one, for sockets."
+_RETAIN = "Newest segments of a topic that are not moved to the cold directory."
+_RETAIN_BYTES = "And at most so many bytes of them, per topic; 0 is off."
 _STOP_MS = "Longest time for a clean stop; then children are killed."
 _STUCK_MS = "A child that answers nothing this long is killed and started again."
 _LOG_FORMAT = "Log lines for a person or JSON; auto is text on a terminal."
@@ -197,6 +200,9 @@ OPTIONS: tuple[Option, ...] = (
     Option("port_file", "path", "File that receives host:port when the server is ready.", None, "Network"),
     Option("data_dir", "path", "Where everything is kept; made if absent.", "./topics-data", "Storage"),
     Option("run_dir", "path", _RUN_DIR, None, "Storage", shown="$XDG_RUNTIME_DIR, else /tmp"),
+    Option("cold_dir", "path", "Where older segments are moved to; without it they stay.", None, "Storage"),
+    _limit("hot_retain_segments", "hot_retain_segments", 1_000_000, _RETAIN, group="Storage", low=0),
+    _limit("hot_retain_bytes", "hot_retain_bytes", 2**50, _RETAIN_BYTES, group="Storage", low=0),
     _processes("shards", "Shard processes, one WAL each.", "cores, at most 8"),
     _processes("gateways", "Gateway processes, which speak HTTP.", "half the cores, at least 1"),
     Option("stop_ms", "int", _STOP_MS, 30_000, "Processes", low=100, high=3_600_000),
@@ -317,6 +323,7 @@ def _check(loaded: Loaded) -> None:
         raise SettingsError(
             "TOPICS_MAX_RECORD_BYTES (--max-record-bytes) must not exceed TOPICS_MAX_BODY_BYTES (--max-body-bytes)"
         )
+    _check_cold_dir(settings)
     try:
         parse_failpoints(settings.failpoints or "")
     except BadFailpoint as error:
@@ -326,3 +333,23 @@ def _check(loaded: Loaded) -> None:
             f"TOPICS_HOST (--host) is {settings.host}, which others can reach, and no API keys are set: set "
             "TOPICS_API_KEYS or TOPICS_API_KEYS_FILE, or TOPICS_ALLOW_INSECURE_NO_AUTH=1 to serve everybody"
         )
+
+
+def _check_cold_dir(settings: Settings) -> None:
+    """Each has folders for shards in it; one in the other would be swept or taken for a shard's own.
+
+    Only the names are looked at: a cold directory that does not answer must not keep a server from starting.
+    """
+    if settings.cold_dir is None:
+        return
+    cold, data = os.path.abspath(settings.cold_dir), os.path.abspath(settings.data_dir)
+    if cold == data or _is_below_shard(cold, data) or _is_below_shard(data, cold):
+        raise SettingsError(
+            f"TOPICS_COLD_DIR (--cold-dir) must be another directory than TOPICS_DATA_DIR ({settings.data_dir}), and "
+            f"neither may be inside a shard's folder of the other, not {settings.cold_dir!r}"
+        )
+
+
+def _is_below_shard(path: str, directory: str) -> bool:
+    below = os.path.relpath(path, directory)
+    return re.match(r"shard-\d+(/|$)", below) is not None

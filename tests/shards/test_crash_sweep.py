@@ -13,7 +13,9 @@ import pytest
 
 from topics import limits
 from topics.core.match import TagMatch
+from topics.limits import Limits
 from topics.shards import checkpoint, snapshot
+from topics.testing.cold_driver import ColdDriver
 from topics.testing.driver import Driver, FailedStart, Poisoned
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
@@ -21,7 +23,7 @@ from topics.testing.reference import Draft
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
 
-Script = Callable[[Driver], None]
+Script = Callable[[ColdDriver], None]
 
 
 @pytest.fixture(autouse=True)
@@ -174,14 +176,61 @@ def traffic(driver: Driver, turn: int) -> list[Callable[[], object]]:
     return moves[4 * turn :] + moves[: 4 * turn]
 
 
-SCRIPTS = (append_and_rotate, pack_and_seal, delete_and_drop, expire, with_restarts, checkpoints_amid_traffic)
+def relocate(driver: ColdDriver) -> None:
+    """Segments that move to the cold tier, are deleted in there, and go from there; copies that come to nothing."""
+    driver.append("f", records(24, "t"), config={"durability": "fsync"})
+    driver.append("cap", records(20, "t"), config={"durability": "fsync", "cap_records": 20})
+    driver.commit()
+    driver.checkpoint()
+    driver.delete("f", None, TagMatch("Eq", "t"))
+    driver.commit()
+    driver.relocate()
+    driver.append("f", records(16, "u"))
+    driver.delete("f", 4, None)
+    driver.append("cap", records(7))
+    driver.commit()
+    driver.checkpoint()
+    driver.relocate()
+    driver.delete("f", None, TagMatch("Glob", "u"))
+    driver.append("cap", records(13))
+    driver.commit()
+    driver.checkpoint()
+    driver.relocate()
+    driver.remove("cap")
+    driver.delete("f", 20, None)
+    driver.commit()
+    driver.checkpoint()
+    driver.relocate()
+
+
+def relocate_amid_traffic(driver: ColdDriver) -> None:
+    """Deletes and appends between any two steps of the checkpoints that make copies count."""
+    driver.append("f", records(40, "t"), config={"durability": "fsync"})
+    driver.append("d", records(9, "t"))
+    driver.commit()
+    driver.checkpoint()
+    for turn in range(2):
+        moves = iter(traffic(driver, turn))
+        driver.copy_all()
+        driver.checkpoint(between=lambda moves=moves: next(moves, lambda: None)())  # type: ignore[misc]
+        driver.commit()
+        driver.delete("f", 6 + turn, None)
+        driver.commit()
+        driver.relocate()
+
+
+SCRIPTS = (
+    *(append_and_rotate, pack_and_seal, delete_and_drop, expire, with_restarts, checkpoints_amid_traffic),
+    *(relocate, relocate_amid_traffic),
+)
 
 
 # --- the sweep ----------------------------------------------------------------------------------------------------
 
 
-def new_driver(seed: int = 0) -> Driver:
-    return Driver(FaultyFiles(seed), clock=FakeClock(), wal_file_bytes=700)
+def new_driver(seed: int = 0) -> ColdDriver:
+    bounds = Limits(segment_events=8, segment_bytes=4096, hot_retain_segments=1)
+    return ColdDriver(FaultyFiles(seed), clock=FakeClock(), bounds=bounds, wal_file_bytes=700)
 
 
 def count_calls(script: Script) -> int:
@@ -190,7 +239,7 @@ def count_calls(script: Script) -> int:
     return driver.disk.calls
 
 
-def run_until_crash(script: Script, call: int, seed: int) -> Driver:
+def run_until_crash(script: Script, call: int, seed: int) -> ColdDriver:
     driver = new_driver(seed)
     driver.disk.crash_at(call)
     with pytest.raises(SimulatedCrash):
@@ -310,7 +359,7 @@ def test_a_checkpoint_that_cannot_read_is_put_off(script: Script, error: int) ->
             raise
 
 
-def run_with_failures(script: Script, driver: Driver, seed: int) -> None:
+def run_with_failures(script: Script, driver: ColdDriver, seed: int) -> None:
     try:
         script(driver.start())
         driver.commit()

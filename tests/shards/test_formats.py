@@ -256,7 +256,7 @@ def test_golden_data_files_are_read(files, which):
     assert index.lost_bytes == 0
     os.unlink(Path(files._root) / datafile.index_path(info.path))
     info.size = len(golden(info.path))
-    assert datafile.rebuild_index(files, info) == index
+    assert datafile.rebuild_index(files, info, golden(info.path)) == index
 
 
 def test_the_golden_tag_run_is_searched(files):

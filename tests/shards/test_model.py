@@ -19,7 +19,7 @@ from topics.core.match import TagMatch
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.shards import checkpoint, snapshot
-from topics.testing.driver import Driver
+from topics.testing.cold_driver import ColdDriver
 from topics.testing.reference import Draft, Record, ReferenceTopic, Settings
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
@@ -81,7 +81,8 @@ class ShardMachine(RuleBasedStateMachine):
     )
     def start(self, seed: int, wal_file_bytes: int, events: int) -> None:
         self.rng = random.Random(seed)
-        self.driver = Driver(bounds=Limits(segment_events=events, segment_bytes=4096), wal_file_bytes=wal_file_bytes)
+        bounds = Limits(segment_events=events, segment_bytes=4096, hot_retain_segments=1)
+        self.driver = ColdDriver(bounds=bounds, wal_file_bytes=wal_file_bytes)
         self.driver.start()
         self.steps: Any = None
         self.earliest: dict[tuple[str, int], int] = {}
@@ -223,6 +224,16 @@ class ShardMachine(RuleBasedStateMachine):
                 self.steps = None
                 return
             step()
+
+    @rule()
+    def copy_to_cold(self) -> None:
+        """At any moment of a checkpoint; one that begins later makes the copies count."""
+        self.driver.copy_all()
+
+    @rule()
+    def relocate(self) -> None:
+        self._end_checkpoint()
+        self.driver.relocate()
 
     def _end_checkpoint(self) -> None:
         for step in self.steps or ():

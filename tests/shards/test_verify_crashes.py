@@ -5,14 +5,17 @@ import pytest
 from tests.shards.test_crash_sweep import DEPTH, SCRIPTS, Script, _small_limits, count_calls, run_until_crash
 from topics.shards.findings import Finding, Tally
 from topics.shards.verify import check_shard
+from topics.testing.cold_driver import COLD
 from topics.testing.faulty_files import FaultyFiles
+from topics.testing.files_below import FilesBelow
 
 STEP = 1 if DEPTH > 1 else 3
 __all__ = ["_small_limits"]  # a fixture that every test here uses
 
 
 def damage(files: FaultyFiles, tally: Tally) -> list[Finding]:
-    return [finding for finding in check_shard(files, tally, lambda size: None) if finding.damage]
+    cold = FilesBelow(files, COLD)
+    return [finding for finding in check_shard(files, tally, lambda size: None, cold) if finding.damage]
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)

@@ -23,8 +23,12 @@ PIPE_WIDTH = 160  # of the table when nobody says how wide it may be
 
 @click.command()
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
+@click.option(
+    "--cold-dir", type=click.Path(path_type=Path), envvar="TOPICS_COLD_DIR", show_envvar=True,
+    help="The cold directory, if segments were moved to one.",
+)  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
-def verify(directory: Path, as_json: bool) -> None:
+def verify(directory: Path, cold_dir: Path | None, as_json: bool) -> None:
     """Check every byte that counts in a data directory that no server runs on.
 
     Nothing is changed. A torn tail is what a crash leaves and no damage. Exit status: 0 all is well, 1 damage was
@@ -42,11 +46,13 @@ def verify(directory: Path, as_json: bool) -> None:
     findings: list[Finding] = []
     try:
         with shared_data_dir(directory):
-            for finding in _check(directory, tally):
+            for finding in _check(directory, cold_dir, tally):
                 if len(findings) < limits.FINDINGS_MAX:
                     findings.append(finding)
                 else:
                     more += 1
+        if tally.cold_segments and cold_dir is None:
+            raise CannotCheck(f"{tally.cold_segments} segments are in the cold directory: say where, by --cold-dir")
     except (CannotCheck, DataDirError, OSError) as error:
         click.echo(f"cannot check {directory}: {error}", err=True)
         sys.exit(CANNOT_TELL)
@@ -58,17 +64,18 @@ def verify(directory: Path, as_json: bool) -> None:
     sys.exit(DAMAGED if damage else CLEAN)
 
 
-def _check(directory: Path, tally: "Tally") -> Iterator["Finding"]:
+def _check(directory: Path, cold_dir: Path | None, tally: "Tally") -> Iterator["Finding"]:
     from topics.cli.datadir_check import check_data_dir, shard_dirs
     from topics.shards.readonly_files import ReadOnlyFiles
     from topics.shards.verify import check_shard, work_bytes
 
     yield from check_data_dir(directory, tally)
     shards = [(path.name, ReadOnlyFiles(str(path))) for path in shard_dirs(directory)]
-    with _progress(sum(work_bytes(files) for _, files in shards)) as note:
+    colds = {name: ReadOnlyFiles(str(cold_dir / name)) for name, _ in shards} if cold_dir is not None else {}
+    with _progress(sum(map(work_bytes, [*(files for _, files in shards), *colds.values()]))) as note:
         for name, files in shards:
-            for finding in check_shard(files, tally, note):
-                yield finding.below(name)
+            for finding in check_shard(files, tally, note, colds.get(name)):
+                yield finding.below(name, f"{cold_dir}/{name}")
 
 
 @contextmanager

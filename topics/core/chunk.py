@@ -13,7 +13,7 @@ from topics.core.block import Block
 class DataFile:
     """A data file as the core sees it: an identity, and how many live records still need it."""
 
-    __slots__ = ("chunks", "id", "kind", "live", "path", "seed", "size", "topic_id")
+    __slots__ = ("chunks", "cold", "deleted", "id", "kind", "live", "path", "seed", "size", "topic_id")
 
     def __init__(self, file_id: int, kind: str, path: str, seed: int, topic_id: int = 0) -> None:
         self.id = file_id
@@ -24,6 +24,8 @@ class DataFile:
         self.live = 0
         self.size = 0
         self.chunks = 0
+        self.cold = False  # its blocks are in the cold tier, and never change there
+        self.deleted = b""  # of a cold one: which of its records are deleted, as encoded SeqRanges
 
 
 class Chunk:

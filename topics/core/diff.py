@@ -34,6 +34,7 @@ class Window(Slice):
 
     chunk: Chunk
     texts_only: bool = False  # of a block that is fetched, nothing but its texts is needed
+    damaged: bool = False  # whoever fetched its block found that it does not check
 
 
 class Plan(msgspec.Struct):

@@ -23,7 +23,9 @@ from topics.rpc.peer import Peer
 from topics.rpc.unix import serve_unix
 from topics.settings import ShardPeers
 from topics.shards.boardslot import BoardSlot
-from topics.shards.failing_files import FailingFiles
+from topics.shards.cold import ColdIndexLost
+from topics.shards.cold_files import ColdFiles, RealColdFiles
+from topics.shards.failing_files import FailingColdFiles, FailingFiles
 from topics.shards.files import Files, RealFiles
 from topics.shards.peers import Peers
 from topics.shards.shard import Shard, ShardPoisoned
@@ -47,6 +49,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m topics.shards", description="Serve one shard over a Unix socket.")
     parser.add_argument("--dir", required=True, help="the shard's data directory; made if absent")
     parser.add_argument("--socket", required=True, help="path of the Unix socket to serve on (at most 107 bytes)")
+    parser.add_argument("--cold-dir", help="this shard's part of the cold directory; without it segments stay")
     parser.add_argument("--lifeline", type=int, help="file descriptor; the shard stops when its other end closes")
     parser.add_argument("--board", help="the instance's board; without it the shard has no caps and reports to nobody")
     parser.add_argument("--index", type=int, default=0, help="this shard's number on the board")
@@ -84,6 +87,13 @@ def _files(args: argparse.Namespace) -> Files:
     return files
 
 
+def _cold_files(args: argparse.Namespace) -> ColdFiles | None:
+    if args.cold_dir is None:
+        return None
+    files: ColdFiles = RealColdFiles(args.cold_dir)
+    return FailingColdFiles(files, args.failpoints) if args.failpoints else files
+
+
 def _peers(args: argparse.Namespace, nursery: trio.Nursery) -> Peers:
     if args.peers_fd is None:
         return Peers()
@@ -96,7 +106,8 @@ async def serve(args: argparse.Namespace) -> None:
     bounds = Limits(**{name: getattr(args, name) for name in Limits.__dataclass_fields__})
     stop = trio.Event()
     async with trio.open_nursery() as nursery:
-        shard = Shard(_files(args), bounds, slot=_board_slot(args), peers=_peers(args, nursery))
+        peers, slot = _peers(args, nursery), _board_slot(args)
+        shard = Shard(_files(args), bounds, slot=slot, peers=peers, cold=_cold_files(args))
         nursery.start_soon(stop_on_signal, stop)
         if args.lifeline is not None:
             nursery.start_soon(_stop_when_orphaned, args.lifeline, stop)
@@ -129,7 +140,7 @@ def main(argv: list[str] | None = None) -> int:
     except* ShardPoisoned as group:
         log.error("stopped after a storage failure: %s", _first(group))
         status = EXIT_STORAGE
-    except* (BadSnapshot, BadLog, BadEvent) as group:
+    except* (BadSnapshot, BadLog, BadEvent, ColdIndexLost) as group:
         log.error("%s", _first(group))
         status = EXIT_DATA
     except* OSError as group:

@@ -13,6 +13,9 @@ A crash before the snapshot's commit leaves files nobody refers to (recovery rem
 it, the new state. Each topic carries the lsn up to which it was captured, so frames above the cut are replayed only
 where they are news.
 
+Segments that were copied to the cold tier (relocator.py) become cold with the commit, and their hot files go in the
+sweep. Deletes in a cold segment are part of the commit instead of flags (moves.py).
+
 Small topics share one pack per checkpoint. A topic gets a segment of its own when it has a segment's worth of
 records or PACK_TOPIC_BYTES. Blocks that trickle into many packs are rewritten together now and then.
 """
@@ -35,6 +38,7 @@ from topics.shards.captures import Capture, Output, Source
 from topics.shards.datafile import PACK, SEGMENT, Entry, Stored
 from topics.shards.files import File, Files
 from topics.shards.install import install
+from topics.shards.moves import ColdDeletes
 from topics.shards.regroup import coalesced, split
 
 if TYPE_CHECKING:
@@ -51,7 +55,7 @@ class Flip(msgspec.Struct):
 
     topic: Topic
     chunk: Chunk
-    handle: File
+    handle: File | None  # None in the cold tier: the commit has them
     flags: bytes
     done: bool = False
 
@@ -70,6 +74,8 @@ class Checkpoint:
         self.commit = snapshot.Commit()
         self.commit.cut_lsn = engine.log.durable_lsn  # everything up to here is applied
         self.retired: list[DataFile] = []
+        self.moves: list[DataFile] = []  # segments that are cold from the commit on
+        self._cold_deletes = ColdDeletes()
         self._unused: set[int] = set()  # files that nobody needed when the capture began
         self.committing = False  # a failure now leaves the snapshot in doubt
         self.needs_lsn = 0  # the log must be durable up to here before `write`
@@ -93,6 +99,7 @@ class Checkpoint:
         commit.idle_lsn = self._store.engine.log.idle_lsn
         self.retired = [info for info in self._store.data_files.values() if self._may_go(info)]
         commit.removed_files = [info.id for info in self.retired]
+        self.moves = self._store.take_copied(self.retired)
 
     def _may_go(self, info: DataFile) -> bool:
         """A file may go only together with the reason why nobody needs it.
@@ -115,6 +122,7 @@ class Checkpoint:
             topic.prune()  # a stored chunk without a live record no longer holds its file
             topic.flips = [chunk for chunk in topic.flips if self._is_stored(chunk)]
             self.flips += [self._flip_of(topic, chunk) for chunk in topic.flips]
+            topic.flips = [chunk for chunk in topic.flips if chunk.file is not None and not chunk.file.cold]
         sources, segment, whole = self._sources(topic)
         if sources:
             topic.close_tags()
@@ -132,8 +140,11 @@ class Checkpoint:
         return chunk.file is not None and chunk.file.id in self._store.data_files and chunk.file.id not in self._unused
 
     def _flip_of(self, topic: Topic, chunk: Chunk) -> Flip:
-        assert chunk.file is not None
-        return Flip(topic, chunk, self._store.handles.get(chunk.file), flags_from_mask(chunk.dead, len(chunk)))
+        file = chunk.file
+        assert file is not None
+        self._cold_deletes.note(file, chunk.first_seq, chunk.dead)
+        handle = None if file.cold else self._store.handles.get(file)
+        return Flip(topic, chunk, handle, flags_from_mask(chunk.dead, len(chunk)))
 
     def _sources(self, topic: Topic) -> tuple[list[Source], bool, bool]:
         """The chunks to write: those that are only in memory, or the whole unsealed end of the log.
@@ -207,6 +218,7 @@ class Checkpoint:
             packed += [(capture, stored) for stored in blocks]
         if packed:
             self._write_pack(files, packed)
+        self._move()
         self.commit.next_file_id = self._store.next_file_id
         try:
             keys = [(c.topic.id, c.keys) for c in self.captures if c.keys]
@@ -247,17 +259,32 @@ class Checkpoint:
         for (capture, stored), entry in zip(items, entries, strict=True):
             capture.outputs.append(Output(_chunk_of(stored, entry), stored.dead, info))
 
+    def _move(self) -> None:
+        """What the commit says about cold segments. One whose flags cannot be read stays hot."""
+        for info in list(self.moves):
+            try:
+                self.commit.changed.append(self._cold_deletes.move(self._store.files, info))
+            except OSError as error:
+                log.warning("%s stays in the data directory: %s", info.path, error)
+                self.moves.remove(info)
+                self._store.keep_hot(info)
+        self.commit.changed += self._cold_deletes.changed()
+
     def _flip(self) -> None:
         """Write delete flags in place, then sync each touched file once. If that fails the snapshot still knows."""
         by_file: dict[int, list[Flip]] = defaultdict(list)
         for flip in self.flips:
-            by_file[id(flip.handle)].append(flip)
+            flip.done = flip.handle is None
+            if not flip.done:
+                by_file[id(flip.handle)].append(flip)
         for flips in by_file.values():
+            handle = flips[0].handle
+            assert handle is not None
             try:
                 for flip in flips:
                     chunk = flip.chunk
-                    flip.handle.write_at(chunk.offset + chunk.length - len(flip.flags), [flip.flags])
-                flips[0].handle.sync()
+                    handle.write_at(chunk.offset + chunk.length - len(flip.flags), [flip.flags])
+                handle.sync()
             except OSError as error:
                 log.warning("delete flags could not be written, the next checkpoint tries again: %s", error)
                 continue
@@ -271,6 +298,9 @@ class Checkpoint:
         store = self._store
         for info in self.commit.added:
             store.data_files[info.id] = info
+        for twin in self.commit.changed:
+            info = store.data_files[twin.id]
+            info.cold, info.deleted = True, twin.deleted
         for flip in self.flips:
             flip.chunk.flags_dirty = False
             if not flip.done or flip.flags != flags_from_mask(flip.chunk.dead, len(flip.chunk)):
@@ -290,6 +320,7 @@ class Checkpoint:
                 topic.dirty = True
                 engine.dirty.add(topic)
         engine.removed_topics = self.removed + engine.removed_topics
+        self._store.copied += self.moves
         for flip in self.flips:
             _owe_flip(self._store, flip)
         for capture in self.captures:
@@ -303,6 +334,7 @@ class Checkpoint:
         """Retire what the snapshot no longer refers to. A crash here leaves litter that recovery removes."""
         files = self._store.files
         _remove(files, self.retired)
+        _remove_blocks(files, self.moves)
         for number in self._store.take_trimmable(self.commit.cut_lsn):
             try:
                 wal.retire(files, number)
@@ -337,6 +369,15 @@ def _remove(files: Files, data_files: list[DataFile]) -> None:
             files.remove_dir(f"segments/{topic_id}")
     except OSError as error:
         log.warning("data files that are no longer needed stay: %s", error)
+
+
+def _remove_blocks(files: Files, moved: list[DataFile]) -> None:
+    """The cold tier has them now. If one stays, recovery removes it."""
+    try:
+        for info in moved:
+            files.unlink(info.path)
+    except OSError as error:
+        log.warning("data files that have moved to the cold directory stay: %s", error)
 
 
 def _take_keys(topic: Topic) -> tuple[list[bytes], bytes]:

@@ -207,13 +207,18 @@ class Index(NamedTuple):
 def read_index(files: Files, info: DataFile) -> Index:
     """The index twin; rebuilt from the data file if it cannot be read."""
     try:
-        index = decode_index(_read_all(files, index_path(info.path)), info.id)
+        index = load_index(files, info)
     except (FileNotFoundError, BadFile) as error:
         log.warning("%s has no usable index (%s); it is made anew from the blocks", info.path, error)
-        index = rebuild_index(files, info)
+        index = rebuild_index(files, info, _read_all(files, info.path))
     if index.lost_bytes:
         log.error("%s is damaged: %d bytes can no longer be read as blocks", info.path, index.lost_bytes)
     return index
+
+
+def load_index(files: Files, info: DataFile) -> Index:
+    """The index twin as it stands. Raises FileNotFoundError or BadFile."""
+    return decode_index(_read_all(files, index_path(info.path)), info.id)
 
 
 def _read_all(files: Files, path: str) -> bytes:
@@ -246,11 +251,11 @@ def decode_index(data: bytes, file_id: int) -> Index:
     return Index(entries, ts, sizes, tags, at + 8 * records, lost_bytes)
 
 
-def rebuild_index(files: Files, info: DataFile) -> Index:
-    """Read every frame of the data file, and write a new index twin beside it."""
+def rebuild_index(files: Files, info: DataFile, data: bytes) -> Index:
+    """Look at every frame of the data file, and write a new index twin."""
     entries: list[Entry] = []
     blocks: list[Block] = []
-    for offset, block, head in read_frames(_read_all(files, info.path), info):
+    for offset, block, head in read_frames(data, info):
         flags = ENTRY_TAGGED if block.tags else 0
         entries.append(
             Entry(head.topic_id, head.epoch, head.first_seq, head.base_ts, offset, head.frame_len, head.n, flags)

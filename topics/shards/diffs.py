@@ -23,7 +23,7 @@ from topics.core.topic import Topic
 from topics.rpc.calls import Call
 from topics.shards.engine import Engine
 from topics.shards.polls import Poll, Polls
-from topics.shards.reader import BlockReader, Missing
+from topics.shards.reader import BlockReader, Missing, SegmentGone
 from topics.shards.scheduler import Scheduler
 from topics.shards.settling import Settling
 from topics.shards.store import Store
@@ -32,7 +32,9 @@ from topics.shards.store import Store
 class Look:
     """One call, over all the times it looks."""
 
-    __slots__ = ("asked", "call", "ends", "poll", "query", "scanned", "settled", "throttle_ms", "topic_name")
+    __slots__ = (
+        "asked", "call", "cold_segments", "ends", "poll", "query", "scanned", "settled", "throttle_ms", "topic_name",
+    )  # fmt: skip
 
     def __init__(self, call: Call, topic_name: str, query: Diff, wait_ms: int) -> None:
         self.call = call
@@ -41,6 +43,7 @@ class Look:
         self.query = query  # from where it has come to
         self.scanned = 0
         self.settled = False  # it has waited for the copies of its topic's source
+        self.cold_segments = 0
         self.throttle_ms = 0.0
         self.poll: Poll | None = None
         self.ends = trio.current_time() + wait_ms / 1000 if wait_ms else 0.0
@@ -87,6 +90,8 @@ class Look:
         if not pieces and plan.tombstone is None and plan.windows and self.left_ms:
             return False
         perf = {"records_scanned": self.scanned, "throttle_wait_ms": round(self.throttle_ms, 3)}
+        if self.cold_segments:
+            perf["cold_segments_read"] = self.cold_segments
         self.call.reply({"perf": perf}, replies.difference(topic.name, plan, pieces))
         return True
 
@@ -149,9 +154,12 @@ class Diffs:
 
     async def _look_on_disk(self, look: Look, topic: Topic, plan: Plan, missing: list[Missing]) -> None:
         try:
-            await self._reader.fill(missing)
+            look.cold_segments += await self._reader.fill(missing)
         except BadBlock:
             self._reader.report_damage(topic, plan, partial(self._again, look))
+            return
+        except SegmentGone:
+            self._again(look)
             return
         self._answer(look, topic, plan)
 

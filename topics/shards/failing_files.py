@@ -8,8 +8,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from topics.failpoints import Failpoint
+from topics.shards.cold_files import ColdFiles
 from topics.shards.files import Buffer, File, Files, Register
 
+# In the cold directory only segments are written, each under its own name.
+_COLD = {"cold.write": "segment.write", "cold.sync": "segment.sync", "cold.read": "read", "cold.unlink": "unlink"}
 _LOG_FILE = re.compile(r"wal/[0-9]+\.wal")
 
 
@@ -91,6 +94,24 @@ class FailingFiles:
 
     def boot_id(self) -> str:
         return self._inner.boot_id()
+
+
+class FailingColdFiles(FailingFiles):
+    """The same for the cold directory, with failpoints of its own."""
+
+    def __init__(self, inner: ColdFiles, points: Sequence[Failpoint]) -> None:
+        super().__init__(inner, [point._replace(name=_COLD[point.name]) for point in points if point.name in _COLD])
+        self._cold = inner
+
+    def make_root(self) -> None:
+        self._cold.make_root()
+
+    def remove_root(self) -> None:
+        self._cold.remove_root()
+
+    def open(self, path: str) -> "FailingFile":
+        self.reach("read")
+        return super().open(path)
 
 
 class FailingFile:

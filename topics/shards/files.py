@@ -235,11 +235,11 @@ def _sync_dir(path: str) -> None:
         os.close(fd)
 
 
-def _make_durable_dir(path: str) -> None:
+def make_durable_dir(path: str) -> None:
     """The root's own name has to be synced here: no `sync_dir` reaches above the root."""
     parent = os.path.dirname(path)
     if not os.path.isdir(parent):
-        _make_durable_dir(parent)
+        make_durable_dir(parent)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, mode=0o700)
     with contextlib.suppress(PermissionError):  # a parent we may pass through but not read was not made by us
@@ -251,7 +251,7 @@ class RealFiles:
 
     def __init__(self, root: str) -> None:
         self._root = root
-        _make_durable_dir(os.path.abspath(root))
+        make_durable_dir(os.path.abspath(root))
 
     def _path(self, path: str) -> str:
         return os.path.join(self._root, path)

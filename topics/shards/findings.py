@@ -11,6 +11,8 @@ CORRUPT = "corrupt"
 MISSING = "missing"
 QUARANTINED = "quarantined"
 
+IN_COLD = "cold:"  # in front of the name of a file in the cold directory
+
 Note = Callable[[int], None]  # is told how many bytes were gone through
 
 
@@ -28,7 +30,10 @@ class Finding(msgspec.Struct, frozen=True):
     def damage(self) -> bool:
         return self.kind != TORN
 
-    def below(self, directory: str) -> "Finding":
+    def below(self, directory: str, cold: str = "") -> "Finding":
+        """With its place: the shard's directory, or its part of the cold one."""
+        if self.file.startswith(IN_COLD):
+            return msgspec.structs.replace(self, file=f"{cold}/{self.file.removeprefix(IN_COLD)}")
         return msgspec.structs.replace(self, file=f"{directory}/{self.file}")
 
 
@@ -43,6 +48,7 @@ class Tally(msgspec.Struct):
     topics: int = 0
     blocks: int = 0
     records: int = 0
+    cold_segments: int = 0  # that the snapshots name
     leftovers: int = 0  # files of a step that a crash cut short; the next start removes or replaces them
 
 

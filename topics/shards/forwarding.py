@@ -26,6 +26,7 @@ from topics.core.requests import Diff
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.errors import RpcError
+from topics.shards.reader import SegmentGone
 
 if TYPE_CHECKING:
     from topics.shards.routers import Router, Routers
@@ -198,7 +199,7 @@ class Route:
         return True
 
     async def _load(self, plan: Plan) -> bool:
-        """Have the blocks; False if one is damaged, which is told to readers, and the plan does not hold any more."""
+        """Have the blocks; False if the plan does not hold any more: one is damaged, and readers are told, or gone."""
         reader = self._routers.reader
         try:
             missing = reader.missing(plan)
@@ -208,6 +209,8 @@ class Route:
             known = trio.Event()
             reader.report_damage(self._source, plan, known.set)
             await known.wait()
+            return False
+        except SegmentGone:
             return False
         return True
 

@@ -18,6 +18,7 @@ class Handles:
         self._open: OrderedDict[int, File] = OrderedDict()
 
     def get(self, info: DataFile) -> File:
+        assert not info.cold  # a cold file is opened where it may take its time
         file = self._open.get(info.id)
         if file is None:
             file = self.files.open(info.path)

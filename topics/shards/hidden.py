@@ -13,12 +13,13 @@ from collections.abc import Iterator
 
 import trio
 
-from topics.core.block import Block
+from topics.core.block import BadBlock, Block
 from topics.core.chunk import Chunk
 from topics.core.config import ConfigPatch, Durability
 from topics.core.names import is_hidden_name
 from topics.core.topic import Topic
 from topics.shards import datafile
+from topics.shards.cold import ColdUnavailable, place_of, read_in_thread, refusal
 from topics.shards.engine import Engine
 from topics.shards.store import Store
 
@@ -46,11 +47,7 @@ def find(topic: Topic, seq: int) -> Chunk | None:
 
 def read_block(store: Store, chunk: Chunk) -> Block:
     """The chunk's block, from its file if need be. Raises BadBlock or OSError. For recovery: it may block."""
-    if chunk.block is not None:
-        return chunk.block
-    assert chunk.file is not None
-    data = store.handles.get(chunk.file).read_at(chunk.offset, chunk.length)
-    return datafile.decode_frame(data, chunk.file.seed)
+    return store.read_block(chunk)
 
 
 async def fetch_block(store: Store, chunk: Chunk) -> Block:
@@ -59,11 +56,24 @@ async def fetch_block(store: Store, chunk: Chunk) -> Block:
     if chunk.block is not None:
         return chunk.block
     assert file is not None
+    if file.cold:
+        return await _fetch_cold(store, chunk)
     handle = store.handles.get(file)  # stays readable if a checkpoint retires the file meanwhile
     data = handle.read_cached(offset, length)
     if data is None:
         data = await trio.to_thread.run_sync(handle.read_at, offset, length)
     return datafile.decode_frame(data, file.seed)
+
+
+async def _fetch_cold(store: Store, chunk: Chunk) -> Block:
+    """Hidden topics stay hot, but others use `fetch_block`, too. Refused if it cannot be had now."""
+    try:
+        (block,) = await read_in_thread(store.cold, [place_of(chunk)])
+    except ColdUnavailable as error:
+        raise refusal(str(error)) from error
+    if block is None:
+        raise BadBlock("a block in the cold tier does not check")
+    return block
 
 
 def data_of(block: Block, index: int) -> bytes:

@@ -16,6 +16,7 @@ from topics.core.chunk import DataFile
 from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, Marked, decode_event
 from topics.ids import SLOTS
 from topics.shards import datafile, slots, snapshot, wal, walscan
+from topics.shards.cold import ID_PATH, OWNER_PATH
 from topics.shards.recovery import REGISTER
 
 Line = dict[str, Any]
@@ -216,7 +217,8 @@ def _commit_fields(fields: list[Any]) -> Line:
     return {
         "cut_lsn": commit.cut_lsn, "next_topic_id": commit.next_topic_id, "next_epoch": commit.next_epoch,
         "next_file_id": commit.next_file_id, "now_ms": commit.now_ms, "idle_lsn": commit.idle_lsn,
-        "files_added": [info.path for info in state.files.values()], "files_removed": fields[7],
+        "files_added": [info.path for info in state.files.values() if not info.cold],
+        "files_cold": [info.path for info in state.files.values() if info.cold], "files_removed": fields[7],
         "topics_removed": fields[8],
     }  # fmt: skip
 
@@ -283,4 +285,6 @@ _BY_NAME: dict[str, Callable[[bytes, bool], Iterator[Line]]] = {
     "SLOTS": _slot_map,
     "FORMAT": _text,
     "LOCK": _text,
+    ID_PATH: _text,
+    OWNER_PATH: _text,
 }

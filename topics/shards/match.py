@@ -16,6 +16,7 @@ from topics.core.chunk import Chunk, DataFile
 from topics.core.ranges import SeqRanges
 from topics.core.tags import Pattern, TagGeneration
 from topics.shards import datafile
+from topics.shards.cold import NOT_SET, ColdTier, ColdUnavailable, refusal
 from topics.shards.files import File, Files
 
 log = logging.getLogger(__name__)
@@ -33,9 +34,16 @@ class Packed(NamedTuple):
 
 class MatchPlan:
     def __init__(
-        self, files: Files, pattern: Pattern, bound: int, resident: list[int], generations: list[TagGeneration]
+        self,
+        files: Files,
+        pattern: Pattern,
+        bound: int,
+        resident: list[int],
+        generations: list[TagGeneration],
+        cold: ColdTier | None = None,
     ) -> None:
         self._files = files
+        self._cold = cold
         self._pattern = pattern
         self._bound = bound  # matches from here on stay
         self._resident = resident  # matches in the part of the resident index that still grows
@@ -79,14 +87,23 @@ class MatchPlan:
     def _search_segment(self, info: DataFile) -> list[int]:
         """Without its index: block by block. The next start makes a new index."""
         try:
-            file = self._files.open(info.path)
+            data = self._read_whole(info)
         except FileNotFoundError:
             return []
+        except ColdUnavailable as error:
+            raise refusal(str(error)) from error
+        return [seq for _, block, _ in datafile.read_frames(data, info) for seq in self._find_in(block)]
+
+    def _read_whole(self, info: DataFile) -> bytes:
+        if info.cold:
+            if self._cold is None:
+                raise ColdUnavailable(NOT_SET)
+            return self._cold.read_whole(info)
+        file = self._files.open(info.path)
         try:
-            data = file.read_at(0, file.size())
+            return file.read_at(0, file.size())
         finally:
             file.close()
-        return [seq for _, block, _ in datafile.read_frames(data, info) for seq in self._find_in(block)]
 
     def _find_in_pack(self, packed: Packed) -> list[int]:
         try:

@@ -64,9 +64,16 @@ def collect(
         },
         "fsync_us": {"bounds": FSYNC_BOUNDS_US, "buckets": times.buckets, "count": times.count, "sum": times.sum_us},
         "data_files": len(store.data_files),
+        **_cold(store),
         "damage": {"log_ranges": store.damaged_ranges, "blocks": damaged_blocks},
         "per_topic": _rows(store, topic_rows, prefixes),
     }
+
+
+def _cold(store: Store) -> dict[str, int]:
+    cold = [info.size for info in store.data_files.values() if info.cold]
+    away = bool(cold) if store.cold is None else bool(store.cold.problem)
+    return {"cold_segments": len(cold), "cold_bytes": sum(cold), "cold_unavailable": int(away)}
 
 
 def _rows(store: Store, limit: int, prefixes: Sequence[str]) -> list[list[Any]]:

@@ -3,6 +3,9 @@
 A block that the page cache holds is read in place (RWF_NOWAIT), a few in one turn of the loop; anything else is read
 in a thread. A block that does not check is reported as lost: its range becomes a hole, and the read is planned anew so
 that the reader is told.
+
+Blocks in the cold tier are always read in threads, a few of them, which nothing else uses. If the cold directory cannot
+be read, or not soon enough, the reader is refused: that says nothing about the records.
 """
 
 import time
@@ -17,12 +20,18 @@ from topics.core.diff import Plan, Window
 from topics.core.loss import CORRUPT
 from topics.core.topic import Topic
 from topics.shards import datafile
+from topics.shards.cold import ColdUnavailable, place_of, read_in_thread, refusal
 from topics.shards.files import File
 from topics.shards.store import Store
 
 READ_THREADS = 4
 
-Missing = tuple[Window, File]
+
+class SegmentGone(Exception):
+    """What was to be read went meanwhile with all its records: look again."""
+
+
+Missing = tuple[Window, File | None]  # None: in the cold tier
 
 
 class BlockReader:
@@ -36,23 +45,47 @@ class BlockReader:
 
         The files are taken now, while the plan's state stands: one that is retired later stays readable.
         """
-        absent = [(window, self._store.handles.get(_file(window))) for window in plan.windows if window.block is None]
+        absent = [(window, self._handle(window)) for window in plan.windows if window.block is None]
         if len(absent) > limits.INLINE_BLOCKS:
             return absent
         return [(window, handle) for window, handle in absent if not _read_cached(window, handle)]
 
-    async def fill(self, missing: Sequence[Missing]) -> None:
-        """Read the rest: from the page cache in short turns, from the disk in a thread. Raises BadBlock or OSError."""
-        cold = []
+    def _handle(self, window: Window) -> File | None:
+        file = _file(window)
+        return None if file.cold else self._store.handles.get(file)
+
+    async def fill(self, missing: Sequence[Missing]) -> int:
+        """Read the rest: from the page cache in short turns, from the disk in a thread; how many cold segments.
+
+        Raises BadBlock, OSError, SegmentGone, or a refusal if cold blocks cannot be had now.
+        """
+        waiting: list[tuple[Window, File]] = []
         until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
         for window, handle in missing:
-            if not _read_cached(window, handle):
-                cold.append((window, handle))
+            if handle is not None and not _read_cached(window, handle):
+                waiting.append((window, handle))
             if time.perf_counter_ns() > until:
                 await trio.lowlevel.checkpoint()
                 until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
-        if cold:
-            await trio.to_thread.run_sync(_read_all, cold, limiter=self._threads, abandon_on_cancel=True)
+        if waiting:
+            await trio.to_thread.run_sync(_read_all, waiting, limiter=self._threads, abandon_on_cancel=True)
+        cold = [window for window, handle in missing if handle is None]
+        return await self._fill_cold(cold) if cold else 0
+
+    async def _fill_cold(self, windows: list[Window]) -> int:
+        segments = len({_file(window).id for window in windows})
+        try:
+            blocks = await read_in_thread(self._store.cold, [place_of(window.chunk) for window in windows])
+        except ColdUnavailable as error:
+            if all(_file(window).id in self._store.data_files for window in windows):
+                raise refusal(str(error)) from error
+            raise SegmentGone from error
+        for window, block in zip(windows, blocks, strict=True):
+            window.block = block
+            window.damaged = block is None
+        if None in blocks:
+            raise BadBlock("a block in the cold tier does not check")
+        return segments
 
     def report_damage(self, topic: Topic, plan: Plan, then: Callable[[], None]) -> None:
         """Record the ranges of the plan's bad blocks as lost; `then` runs when readers see that."""
@@ -65,8 +98,12 @@ class BlockReader:
             self._store.engine.lose_range(topic, chunk.first_seq, chunk.last_seq, CORRUPT, done)
 
     def _readable(self, window: Window) -> bool:
+        """Of a cold block only what a thread has found out."""
+        handle = self._handle(window)
+        if handle is None:
+            return not window.damaged
         try:
-            _read_all([(window, self._store.handles.get(_file(window)))])
+            _read_all([(window, handle)])
         except BadBlock:
             return False
         return True
@@ -77,14 +114,14 @@ def _file(window: Window) -> DataFile:
     return window.chunk.file
 
 
-def _read_cached(window: Window, handle: File) -> bool:
-    data = handle.read_cached(window.chunk.offset, window.chunk.length)
+def _read_cached(window: Window, handle: File | None) -> bool:
+    data = handle.read_cached(window.chunk.offset, window.chunk.length) if handle is not None else None
     if data is not None:
         window.block = _decode(window, data)
     return data is not None
 
 
-def _read_all(missing: Sequence[Missing]) -> None:
+def _read_all(missing: Sequence[tuple[Window, File]]) -> None:
     for window, handle in missing:
         window.block = _decode(window, handle.read_at(window.chunk.offset, window.chunk.length))
 

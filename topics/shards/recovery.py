@@ -22,6 +22,7 @@ from topics.core.state import ShardState, apply
 from topics.core.topic import Topic
 from topics.limits import Limits
 from topics.shards import datafile, slots, snapshot, wal, walscan
+from topics.shards.cold import ColdTier, read_cold_index
 from topics.shards.engine import Engine
 from topics.shards.files import Files, Register
 from topics.shards.slots import UsedSlots
@@ -44,6 +45,7 @@ def recover(
     progress: Progress = lambda done: None,
     wal_file_bytes: int = limits.WAL_FILE_BYTES,
     wake: Callable[[], None] = lambda: None,
+    cold: ColdTier | None = None,
 ) -> Store:
     """Bring the shard in this directory back, or start an empty one."""
     bounds = bounds or Limits()
@@ -52,7 +54,7 @@ def recover(
     snap = snapshot.read_snapshot(files)
     _check_that_log_meets(files, snap)
     state, unflipped = _load_topics(snap)
-    unreadable = _load_chunks(files, snap, state, unflipped)
+    unreadable = _load_chunks(files, snap, state, unflipped, cold)
     progress(0.2)
     report = walscan.WalReport(snap.commit.cut_lsn)
     touched = _lose_unreadable(state, unreadable)
@@ -70,7 +72,7 @@ def recover(
     engine = Engine(state, register, clock, next_lsn=report.last_lsn + 1, used_slots=used.all(), idle=idle, wake=wake)
     store = Store(
         files, engine, writer, used, snapshot_log, snap.files.values(),
-        snap.commit.next_file_id, report.files, bounds,
+        snap.commit.next_file_id, report.files, bounds, cold,
     )  # fmt: skip
     _finish(store, snap, touched, losses)
     store.damaged_ranges = len(report.damage)
@@ -135,12 +137,18 @@ def _load_topics(snap: SnapshotState) -> tuple[ShardState, dict[int, SeqRanges]]
 
 
 def _load_chunks(
-    files: Files, snap: SnapshotState, state: ShardState, unflipped: dict[int, SeqRanges]
+    files: Files, snap: SnapshotState, state: ShardState, unflipped: dict[int, SeqRanges], cold: ColdTier | None
 ) -> list[DataFile]:
-    """Hang the stored blocks under their topics; the files of which some cannot be told or read any more."""
+    """Hang the stored blocks under their topics; the files of which some cannot be told or read any more.
+
+    Of a cold file only what the data directory has is looked at: a shard starts without its cold directory.
+    """
     found: dict[int, list[Chunk]] = defaultdict(list)
     unreadable = []
     for info in snap.files.values():
+        if info.cold:
+            unreadable += [info] if _load_cold(files, info, state, found, cold) else []
+            continue
         try:
             handle = files.open(info.path)
         except FileNotFoundError:
@@ -162,6 +170,23 @@ def _load_chunks(
     for topic_id, chunks in found.items():
         _attach(state.by_id[topic_id], chunks)
     return unreadable
+
+
+def _load_cold(
+    files: Files, info: DataFile, state: ShardState, found: dict[int, list[Chunk]], cold: ColdTier | None
+) -> bool:
+    """Whether some of its blocks cannot be told apart."""
+    topic = state.by_id.get(info.topic_id)
+    if topic is None:
+        return False
+    deleted = SeqRanges.decode(info.deleted)
+    index = read_cold_index(files, info, cold)
+    for _, chunk in datafile.chunks_of(info, index):
+        if chunk.last_seq >= _floor(topic):
+            info.live += chunk.live
+            _kill_mask(chunk, deleted.bits(chunk.first_seq, len(chunk))[0])
+            found[topic.id].append(chunk)
+    return bool(index.lost_bytes)
 
 
 def _lose_unreadable(state: ShardState, unreadable: list[DataFile]) -> set[int]:
@@ -351,7 +376,8 @@ def _boot_mark(files: Files) -> int:
 
 def _remove_litter(files: Files, snap: SnapshotState) -> None:
     """Files that no snapshot refers to: a checkpoint that a crash cut short, or one whose sweep it cut short."""
-    known = {path for info in snap.files.values() for path in (info.path, datafile.index_path(info.path))}
+    known = {datafile.index_path(info.path) for info in snap.files.values()}
+    known |= {info.path for info in snap.files.values() if not info.cold}
     found = [f"packs/{name}" for name in files.list("packs")]
     for topic_dir in files.list("segments"):
         found += [f"segments/{topic_dir}/{name}" for name in files.list(f"segments/{topic_dir}")]

@@ -21,6 +21,8 @@ from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
 from topics.shards import wal
 from topics.shards.boardslot import SWEEP_S, BoardSlot, expire_all
+from topics.shards.cold import ColdTier
+from topics.shards.cold_files import ColdFiles
 from topics.shards.committer import Committer, Threads
 from topics.shards.files import Files
 from topics.shards.heads import MetricsHead, read_head
@@ -28,6 +30,7 @@ from topics.shards.metrics import Totals, collect
 from topics.shards.peers import Peers
 from topics.shards.queues import Queues
 from topics.shards.recovery import Progress, recover
+from topics.shards.relocator import Relocator
 from topics.shards.routers import Routers
 from topics.shards.service import METHODS, Service
 from topics.shards.sessions import Sessions
@@ -60,6 +63,7 @@ class Shard:
         *,
         threads: Threads | None = None,
         peers: Peers | None = None,
+        cold: ColdFiles | None = None,
         wal_file_bytes: int = limits.WAL_FILE_BYTES,
     ) -> None:
         """Without a `slot` on a board the shard is on its own: it has no caps and tells nobody what it holds."""
@@ -69,6 +73,8 @@ class Shard:
         self._clock = clock or SystemClock()
         self._threads = threads or Threads()
         self._peers = peers or Peers()
+        self._cold = ColdTier(files, cold) if cold is not None else None
+        self.relocator: Relocator | None = None
         self._wal_file_bytes = wal_file_bytes
         self._progress = 0.0
         self._poisoned = trio.Event()
@@ -159,6 +165,7 @@ class Shard:
             nursery.start_soon(self.service.routers.run)
             nursery.start_soon(self._fail_when_poisoned)
             nursery.start_soon(self._keep_slot)
+            nursery.start_soon(self._relocate)
             await stop.wait()
             await self._drain()
             nursery.cancel_scope.cancel()
@@ -197,8 +204,9 @@ class Shard:
     def _bring_back(self, note: Progress, wake: Callable[[], None]) -> tuple[Store, Sessions, Queues, Routers]:
         """In a thread."""
         store = recover(
-            self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake
-        )
+            self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake,
+            cold=self._cold,
+        )  # fmt: skip
         return store, Sessions(store), Queues(store, self._peers), Routers(store, self._peers)
 
     def _poison(self, reason: str) -> None:
@@ -319,6 +327,12 @@ class Shard:
             while self._slot.max_bytes:
                 await in_slices(expire_all(self.store.engine))
                 await trio.sleep(SWEEP_S)
+
+    async def _relocate(self) -> None:
+        assert self.store is not None
+        if self._cold is not None:
+            self.relocator = Relocator(self.store, self._cold, self.checkpoint)
+            await self.relocator.run()
 
     async def _prepare_spares(self) -> None:
         assert self.committer is not None

@@ -42,6 +42,7 @@ _RECORD = struct.Struct("<4sIIIQ")
 RECORD_MAGIC = b"TSR1"
 _U64 = struct.Struct("<Q")
 TOPICS, COMMIT, KEYS = 1, 2, 3
+COLD = 1  # the tier of a file in the cold directory
 BATCH = 512  # topics in one record
 REWRITE_FACTOR = 4
 REWRITE_MIN_BYTES = 1 << 20
@@ -56,6 +57,7 @@ class Commit:
 
     __slots__ = (
         "added",
+        "changed",
         "cut_lsn",
         "idle_lsn",
         "next_cell",
@@ -76,11 +78,12 @@ class Commit:
         self.now_ms = 0
         self.idle_lsn = -1  # the newest idle mark, which the log may not have any more
         self.added: list[DataFile] = []
+        self.changed: list[DataFile] = []  # known files, as they are from now on
         self.removed_files: list[int] = []
         self.removed_topics: list[int] = []
 
     def pack(self) -> bytes:
-        files = [[f.id, f.kind, f.path, f.seed, f.topic_id, f.size] for f in self.added]
+        files = [_pack_file(info) for info in self.added + self.changed]
         return _pack(
             [
                 self.cut_lsn, self.next_topic_id, self.next_epoch, self.next_cell, self.next_file_id, self.now_ms,
@@ -115,12 +118,25 @@ class SnapshotState:
         for topic_id in removed_topics:
             self.topics.pop(topic_id, None)
             self.keys.pop(topic_id, None)
-        for file_id, kind, path, seed, owner, size in files:
-            info = DataFile(file_id, kind, path, seed, owner)
-            info.size = size
-            self.files[file_id] = info
+        for fields in files:
+            info = _unpack_file(*fields)
+            self.files[info.id] = info
         for file_id in removed_files:
             self.files.pop(file_id, None)
+
+
+def _pack_file(info: DataFile) -> list[Any]:
+    """A cold one has more fields, so that a program that does not know of them cannot take the file for lost."""
+    fields = [info.id, info.kind, info.path, info.seed, info.topic_id, info.size]
+    return [*fields, COLD, info.deleted] if info.cold else fields
+
+
+def _unpack_file(
+    file_id: int, kind: str, path: str, seed: int, owner: int, size: int, tier: int = 0, deleted: bytes = b""
+) -> DataFile:
+    info = DataFile(file_id, kind, path, seed, owner)
+    info.size, info.cold, info.deleted = size, tier == COLD, deleted
+    return info
 
 
 def encode_topic(topic: Topic, packs_from: int) -> bytes:
@@ -323,7 +339,7 @@ class SnapshotLog:
     def _rewrite(self, entries: list[tuple[int, bytes]], keys: list[tuple[int, bytes]], commit: Commit) -> None:
         """Everything in one group, in a file of the next generation."""
         state = read_snapshot(self._files) if self._file is not None else SnapshotState()
-        added = {info.id: info for info in commit.added}
+        added = {info.id: info for info in commit.added + commit.changed}
         fields = msgpack.unpackb(commit.pack(), raw=False, strict_map_key=False)
         state.fold(entries, keys, fields)
         whole = state.commit

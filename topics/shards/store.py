@@ -5,12 +5,14 @@
 
 from collections.abc import Iterable, Sequence
 
-from topics.core.chunk import DataFile
+from topics.core.block import BadBlock, Block
+from topics.core.chunk import Chunk, DataFile
 from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.limits import Limits
 from topics.shards import datafile
 from topics.shards.checkpoint import Checkpoint, is_unused
+from topics.shards.cold import NOT_SET, ColdTier, ColdUnavailable, place_of
 from topics.shards.engine import Engine
 from topics.shards.files import Files
 from topics.shards.handles import Handles
@@ -33,6 +35,7 @@ class Store:
         next_file_id: int,
         old_wal: list[tuple[int, int]],
         bounds: Limits,
+        cold: ColdTier | None = None,
     ) -> None:
         self.files = files
         self.engine = engine
@@ -43,6 +46,10 @@ class Store:
         self.next_file_id = next_file_id
         self.handles = Handles(files)
         self.cache = TailCache()
+        self.cold = cold
+        self.copied: list[DataFile] = []  # segments that the cold tier has, and the snapshot does not know of yet
+        self.cold_litter: list[str] = []  # paths in the cold tier that nobody needs any more
+        self._kept_hot: set[int] = set()
         self.bounds = bounds
         self.damaged_ranges = 0  # stretches of the log that recovery found unreadable
         self._old_wal = old_wal
@@ -87,10 +94,43 @@ class Store:
         return any(map(is_unused, self.data_files.values()))
 
     def forget(self, work: Checkpoint) -> None:
-        """Drop files that the checkpoint retired; in the loop, before `sweep` unlinks them."""
+        """Drop files that the checkpoint retired or moved; in the loop, before `sweep` unlinks them."""
         for info in work.retired:
             self.data_files.pop(info.id, None)
             self.handles.drop(info)
+            if info.cold:
+                self.cold_litter.append(info.path)
+        for info in work.moves:
+            self.handles.drop(info)
+        self.cache.let_go(work.moves)
+
+    def take_copied(self, retired: Sequence[DataFile]) -> list[DataFile]:
+        """The copies that a checkpoint may make count; those of segments that went meanwhile are litter."""
+        copied, self.copied = self.copied, []
+        gone = {info.id for info in retired}
+        moves = []
+        for info in copied:
+            if info.id in self.data_files and info.id not in gone:
+                moves.append(info)
+            else:
+                self.cold_litter.append(info.path)
+        return moves
+
+    def keep_hot(self, info: DataFile) -> None:
+        """It cannot be moved; until the next start nobody tries again."""
+        self._kept_hot.add(info.id)
+        self.cold_litter.append(info.path)
+
+    def is_kept_hot(self, info: DataFile) -> bool:
+        topic = self.engine.state.by_id.get(info.topic_id)
+        return info.id in self._kept_hot or topic is None or self.keeps_hot(topic)
+
+    def keeps_hot(self, topic: Topic) -> bool:
+        """What must be at hand whatever happens to the cold directory.
+
+        That is what the shard keeps for itself, and queues, whose oldest records are the ones that are needed next.
+        """
+        return topic.hidden or topic.config.type == "queue"
 
     def take_trimmable(self, cut_lsn: int) -> list[int]:
         """Numbers of log files that hold no frame above `cut_lsn`."""
@@ -111,6 +151,21 @@ class Store:
         self.snapshot_log.close()
         self.engine.register.close()
 
+    def read_block(self, chunk: Chunk) -> Block:
+        """The chunk's block, from its file if need be. It may block. Raises BadBlock, OSError or ColdUnavailable."""
+        if chunk.block is not None:
+            return chunk.block
+        file = chunk.file
+        assert file is not None
+        if not file.cold:
+            return datafile.decode_frame(self.handles.get(file).read_at(chunk.offset, chunk.length), file.seed)
+        if self.cold is None:
+            raise ColdUnavailable(NOT_SET)
+        (block,) = self.cold.read_blocks([place_of(chunk)])
+        if block is None:
+            raise BadBlock("a block in the cold tier does not check")
+        return block
+
     # --- tag deletes ----------------------------------------------------------------------------------------------
 
     def plan_match(self, topic: Topic, pattern: Pattern, before_seq: int | None) -> MatchPlan:
@@ -118,7 +173,7 @@ class Store:
         bound = topic.head_seq + 1 if before_seq is None else min(before_seq, topic.head_seq + 1)
         ended, growing = topic.split_tags()
         resident = list(growing.scan(pattern)) if growing is not None else []
-        plan = MatchPlan(self.files, pattern, bound, resident, ended)
+        plan = MatchPlan(self.files, pattern, bound, resident, ended, self.cold)
         last: DataFile | None = None
         for chunk in topic.chunks:
             if chunk.first_seq >= bound:

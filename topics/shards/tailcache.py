@@ -1,9 +1,10 @@
 """Blocks that are stored but still resident, for readers near the tail. Oldest out first, bounded in bytes."""
 
 from collections import deque
+from collections.abc import Collection
 
 from topics import limits
-from topics.core.chunk import Chunk
+from topics.core.chunk import Chunk, DataFile
 
 BLOCK_OVERHEAD = 1500  # what a resident block costs beside its text: columns and objects
 
@@ -24,3 +25,17 @@ class TailCache:
             oldest, freed = self._chunks.popleft()
             oldest.block = None
             self._bytes -= freed
+
+    def let_go(self, moved: Collection[DataFile]) -> None:
+        """Of files in the cold tier nothing is kept: they are no longer near the tail."""
+        if not moved:
+            return
+        ids = {info.id for info in moved}
+        kept: deque[tuple[Chunk, int]] = deque()
+        for chunk, cost in self._chunks:
+            if chunk.file is not None and chunk.file.id in ids:
+                chunk.block = None
+                self._bytes -= cost
+            else:
+                kept.append((chunk, cost))
+        self._chunks = kept

@@ -16,8 +16,20 @@ from topics.core.chunk import DataFile
 from topics.core.names import is_hidden_name
 from topics.ids import SLOTS, slot_of
 from topics.shards import datafile, slots, snapshot, wal, walscan
+from topics.shards.cold import ID_PATH, OWNER_PATH
 from topics.shards.files import Files
-from topics.shards.findings import CORRUPT, MISSING, QUARANTINED, TORN, Finding, Note, Tally, read_whole, unreadable
+from topics.shards.findings import (
+    CORRUPT,
+    MISSING,
+    QUARANTINED,
+    TORN,
+    CannotCheck,
+    Finding,
+    Note,
+    Tally,
+    read_whole,
+    unreadable,
+)
 from topics.shards.inspect import HEADER_BYTES, header_checks
 from topics.shards.readonly_files import ReadOnlyFiles
 from topics.shards.recovery import REGISTER
@@ -36,8 +48,11 @@ def work_bytes(files: ReadOnlyFiles) -> int:
     return logs + sum(files.size(path) for path in _data_paths(files))
 
 
-def check_shard(files: Files, tally: Tally, note: Note) -> Iterator[Finding]:
-    """Everything that is wrong in this directory. Raises CannotCheck where nothing can be said."""
+def check_shard(files: Files, tally: Tally, note: Note, cold: Files | None = None) -> Iterator[Finding]:
+    """Everything that is wrong in this directory. Raises CannotCheck where nothing can be said.
+
+    `cold` is this shard's part of the cold directory. Without it cold segments are counted, and not looked at.
+    """
     tally.shards += 1
     snap = yield from _check_snapshot(files, tally)
     topics: dict[int, KnownTopic] = {}
@@ -50,7 +65,9 @@ def check_shard(files: Files, tally: Tally, note: Note) -> Iterator[Finding]:
         yield from log.frames_only(note)
     infos = list(snap.files.values()) if snap is not None else list(_infos_by_header(files))
     for info in infos:
-        yield from DataFileCheck(files, info, tally).run(note)
+        if not info.cold:
+            yield from DataFileCheck(files, info, tally).run(note)
+    yield from _check_cold(files, cold, [info for info in infos if info.cold], tally, note)
     tally.leftovers += _count_leftovers(files, infos)
     tally.topics += len(topics)
     if walscan.list_files(files):  # else no start ever got as far as to need the rest
@@ -146,9 +163,24 @@ def _infos_by_header(files: Files) -> Iterator[DataFile]:
 
 
 def _count_leftovers(files: Files, infos: list[DataFile]) -> int:
-    named = {path for info in infos for path in (info.path, datafile.index_path(info.path))}
+    named = {datafile.index_path(info.path) for info in infos} | {info.path for info in infos if not info.cold}
     temporary = [name for folder in (".", wal.DIRECTORY) for name in files.list(folder) if name.endswith(".tmp")]
     return len(set(_data_paths(files)) - named) + len(temporary) + max(0, len(snapshot.generations(files)) - 1)
+
+
+def _check_cold(files: Files, cold: Files | None, infos: list[DataFile], tally: Tally, note: Note) -> Iterator[Finding]:
+    tally.cold_segments += len(infos)
+    if cold is None or not infos:
+        return
+    try:
+        is_ours = read_whole(files, ID_PATH).startswith(read_whole(cold, OWNER_PATH))
+    except OSError as error:
+        raise CannotCheck(f"it cannot be told whose the cold directory is: {error}") from None
+    if not is_ours:
+        raise CannotCheck("the cold directory belongs to another data directory, as OWNER in it says")
+    for info in infos:
+        yield from DataFileCheck(files, info, tally, cold).run(note)
+    tally.leftovers += len(set(_data_paths(cold)) - {info.path for info in infos})
 
 
 # --- files without a checksum -------------------------------------------------------------------------------------

@@ -12,9 +12,10 @@ from topics.core.chunk import DataFile
 from topics.shards import datafile
 from topics.shards.datafile import ENTRY_TAGGED, HEADER_BYTES, Entry, Index
 from topics.shards.files import File, Files
-from topics.shards.findings import CORRUPT, MISSING, Finding, Note, Tally, read_whole, unreadable
+from topics.shards.findings import CORRUPT, IN_COLD, MISSING, Finding, Note, Tally, read_whole, unreadable
 
 LOST = "Readers who cross these records get a tombstone with reason corrupt. To have them back, restore from a backup."
+REFUSED = "Readers of these records are refused until the file is back as it was; nothing is given up for lost."
 REBUILT = "Nothing is lost: the next start makes a new index from the blocks."
 FLAG_VALUES = bytes((0, DELETED))
 
@@ -53,18 +54,23 @@ class _Run:
 
 
 class DataFileCheck:
-    def __init__(self, files: Files, info: DataFile, tally: Tally) -> None:
+    def __init__(self, files: Files, info: DataFile, tally: Tally, cold: Files | None = None) -> None:
+        """The blocks of a cold segment are in `cold`, its index is in `files`."""
         self._files = files
+        self._blocks_in = files if cold is None else cold
         self._info = info
+        self._name = info.path if cold is None else f"{IN_COLD}{info.path}"  # for findings
+        self._lost = LOST if cold is None else REFUSED
         self._tally = tally
 
     def run(self, note: Note) -> Iterator[Finding]:
-        path = self._info.path
+        path = self._name
         try:
-            handle = self._files.open(path)
+            handle = self._blocks_in.open(self._info.path)
         except FileNotFoundError:
             whose = f"of topic {self._info.topic_id}" if self._info.topic_id else "of several small topics"
-            yield Finding(MISSING, path, None, None, f"the snapshot names this file {whose}, and it is not there", LOST)
+            what = f"the snapshot names this file {whose}, and it is not there"
+            yield Finding(MISSING, path, None, None, what, self._lost)
             return
         except OSError as error:
             yield unreadable(path, error)
@@ -94,15 +100,17 @@ class DataFileCheck:
         if header != wanted and len(data) == HEADER_BYTES:
             what = "the header does not check" if header is None else "the header is another file's"
             todo = "Nothing is lost: the snapshot says the same. Look at the disk: it changes bytes."
-            yield Finding(CORRUPT, info.path, 0, HEADER_BYTES, what, todo)
+            yield Finding(CORRUPT, self._name, 0, HEADER_BYTES, what, REFUSED if info.cold else todo)
 
     def _size(self, size: int) -> Iterator[Finding]:
         info = self._info
         if size < info.size:
-            yield Finding(MISSING, info.path, size, info.size, f"the last {info.size - size} bytes are not there", LOST)
+            what = f"the last {info.size - size} bytes are not there"
+            yield Finding(MISSING, self._name, size, info.size, what, self._lost)
         elif size > info.size:
             what = f"{size - info.size} bytes that nobody wrote stand at the end"
-            yield Finding(CORRUPT, info.path, info.size, size, what, "Nothing reads them, so nothing is lost.")
+            todo = "Nothing reads them, so nothing is lost."
+            yield Finding(CORRUPT, self._name, info.size, size, what, REFUSED if info.cold else todo)
 
     def _index(self, note: Note) -> tuple[Index | None, Finding | None]:
         path = datafile.index_path(self._info.path)
@@ -122,7 +130,7 @@ class DataFileCheck:
     # --- blocks ---------------------------------------------------------------------------------------------------
 
     def _walked(self) -> Iterator[_Span]:
-        for offset, _, head in datafile.read_frames(read_whole(self._files, self._info.path), self._info):
+        for offset, _, head in datafile.read_frames(read_whole(self._blocks_in, self._info.path), self._info):
             yield _span(offset, head)
 
     def _blocks(
@@ -138,7 +146,7 @@ class DataFileCheck:
             findings, bad = self._block(handle.read_at(span.offset, span.end - span.offset), span, index)
             yield from findings
             if run is not None and not (bad and run.takes(span)):
-                yield run.finding(self._info.path)
+                yield run.finding(self._name)
                 run = _Run(span) if bad else None
             elif bad and run is None:
                 run = _Run(span)
@@ -147,10 +155,10 @@ class DataFileCheck:
             if at < size:
                 yield self._gap(at, size)
         if run is not None:
-            yield run.finding(self._info.path)
+            yield run.finding(self._name)
 
     def _gap(self, at: int, end: int) -> Finding:
-        return Finding(CORRUPT, self._info.path, at, end, "bytes in which no block can be told apart", LOST)
+        return Finding(CORRUPT, self._name, at, end, "bytes in which no block can be told apart", LOST)
 
     def _block(self, frame: bytes, span: _Span, index: Index | None) -> tuple[list[Finding], bool]:
         """What is wrong around the block, and whether the block itself does not check."""
@@ -167,7 +175,7 @@ class DataFileCheck:
             flag_at = span.end - head.n + frame[-head.n :].index(bad_flags[0])
             what = f"a delete flag of seq {head.first_seq + flag_at - span.end + head.n} is neither set nor clear"
             todo = "The record counts as live. If it had been deleted it is back: delete it again."
-            findings.append(Finding(CORRUPT, self._info.path, flag_at, flag_at + 1, what, todo))
+            findings.append(Finding(CORRUPT, self._name, flag_at, flag_at + 1, what, todo))
         if index is not None and not _agrees(span, block, head, index):
             path = datafile.index_path(self._info.path)
             what = f"the index says something else than the block at {span.offset} of the data file"

@@ -70,6 +70,8 @@ class Launcher:
         command += ["--max-watch-sessions", str(caps.watch_sessions)]
         for name, value in asdict(self.settings.limits).items():
             command += [f"--{name.replace('_', '-')}", str(value)]
+        if self.settings.cold_dir:
+            command += ["--cold-dir", str(Path(self.settings.cold_dir) / directory.name)]
         if self.settings.failpoints:
             command += ["--failpoints", self.settings.failpoints]
         with self._file(ShardPeers(self._sockets(), self.slots)) as peers:

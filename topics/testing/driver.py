@@ -8,7 +8,7 @@ the disk has left and asking the model whether that is allowed.
 import contextlib
 import random
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 from topics.core import diff, replies
 from topics.core.config import parse_config
@@ -21,6 +21,7 @@ from topics.limits import Limits
 from topics.shards import datafile, wal
 from topics.shards.answers import Appending
 from topics.shards.checkpoint import Checkpoint
+from topics.shards.cold import ColdTier
 from topics.shards.files import Files
 from topics.shards.recovery import recover
 from topics.shards.store import Store
@@ -31,8 +32,6 @@ from topics.testing.faulty_files import FaultyFiles
 from topics.testing.reference import Draft, Entry, Found, Page, Query, Record, ReferenceShard, ReferenceTopic, Settings
 
 SMALL = Limits(segment_events=8, segment_bytes=4096)
-
-
 _END = object()
 
 
@@ -89,7 +88,7 @@ class Driver:
         self._epoch = 0  # the highest that anybody has seen
         self.store: Store  # from `start` on
 
-    def start(self) -> "Driver":
+    def start(self) -> Self:
         self.store = self._recover()
         return self
 
@@ -100,9 +99,13 @@ class Driver:
             exempt = lambda path: is_exempt(path) or path in self._excused  # noqa: E731
             files = self._monitor = MonitoredFiles(self.disk, exempt=exempt)
         try:
-            return recover(files, self.clock, self._bounds, wal_file_bytes=self._wal_file_bytes)
+            cold = self._cold_tier(files)
+            return recover(files, self.clock, self._bounds, wal_file_bytes=self._wal_file_bytes, cold=cold)
         except OSError as error:
             raise FailedStart(str(error)) from error
+
+    def _cold_tier(self, files: Files) -> ColdTier | None:
+        return None
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -358,9 +361,9 @@ class Driver:
     def crash(self, seed: int, *, power_loss: bool) -> None:
         self.survive(self.disk.crash(seed, power_loss=power_loss), power_loss=power_loss)
 
-    def fork(self) -> "Driver":
+    def fork(self) -> Self:
         """A driver that knows the same, to try out another end."""
-        twin = Driver(
+        twin = type(self)(
             self.disk,
             clock=self.clock,
             bounds=self._bounds,
@@ -479,10 +482,7 @@ class Driver:
         plan = diff.plan(topic, wanted)
         for window in plan.windows:
             if window.block is None:
-                chunk = window.chunk
-                assert chunk.file is not None
-                data = self.store.handles.get(chunk.file).read_at(chunk.offset, chunk.length)
-                window.block = datafile.decode_frame(data, chunk.file.seed)
+                window.block = self.store.read_block(window.chunk)
         pieces = diff.render(plan.windows, wanted, filter_nodes=True)
         return b"".join(replies.difference(name, plan, pieces))
 

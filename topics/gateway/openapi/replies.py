@@ -22,6 +22,7 @@ class Performance(msgspec.Struct):
     fsync_ms: float | UnsetType = UNSET
     records_scanned: int | UnsetType = UNSET
     throttle_wait_ms: float | UnsetType = UNSET
+    cold_segments_read: int | UnsetType = UNSET
 
 
 class Answer(msgspec.Struct, kw_only=True):
