@@ -3,7 +3,10 @@
 import gc
 from collections.abc import Iterator
 
+import httpx
 import pytest
+
+PATIENCE_S = 60.0
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -11,4 +14,13 @@ def nothing_is_frozen() -> Iterator[None]:
     """A shard freezes what it holds: its process lives no longer than it does. Here many come and go in one process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "freeze", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def httpx_is_patient() -> Iterator[None]:
+    """How long an answer takes decides no test: a wait that ends is there to fail instead of hanging."""
+    with pytest.MonkeyPatch.context() as patch:
+        for kind in ("connect", "read", "write", "pool"):
+            patch.setattr(httpx._config.DEFAULT_TIMEOUT_CONFIG, kind, PATIENCE_S)
         yield

@@ -1,7 +1,5 @@
 """What a shard keeps resident: arrays, not objects per record. Real processes, real files."""
 
-import time
-
 import pytest
 import trio
 
@@ -69,9 +67,9 @@ async def test_a_hundred_thousand_small_topics(shard: ShardProcess) -> None:
         async with trio.open_nursery() as nursery:
             for _ in range(256):
                 nursery.start_soon(write)
-        began = time.monotonic()
+        began = shard.processor_s()
         await client.call("checkpoint")
-        took = time.monotonic() - began
+        took = shard.processor_s() - began
         rss = shard.rss_mib()
         print(f"RSS {rss:.0f} MiB, checkpoint {took:.1f} s")
         assert rss < 1000
@@ -79,9 +77,9 @@ async def test_a_hundred_thousand_small_topics(shard: ShardProcess) -> None:
         files = sum(1 for path in shard.directory.rglob("*") if path.is_file())
         assert files < 100, "small topics share pack files"
         await client.connection.call("append", {"topic": "t7"}, body)
-        began = time.monotonic()
+        began = shard.processor_s()
         await client.call("checkpoint")
-        assert time.monotonic() - began < took, "one dirty topic costs less than all of them"
+        assert shard.processor_s() - began < took, "one dirty topic costs less than all of them"
     assert shard.stop() == 0
     shard.start()
     async with shard.connected() as client:
