@@ -32,6 +32,7 @@ _KNOWN = [
     "nodeFilter",
     "tagPrefix",
     "pushFilters",
+    "lostAsRows",
     "retrySeconds",
     "create",
     "config",
@@ -82,6 +83,7 @@ class ReadOptions:
     nodes: tuple[str, ...]
     tag_prefix: str | None
     push_filters: bool
+    lost_as_rows: bool
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ def read_options(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
         nodes=tuple(_words(options.get("nodefilter", ""))),
         tag_prefix=options.get("tagprefix"),
         push_filters=_flag(options, "pushFilters", False),
+        lost_as_rows=_flag(options, "lostAsRows", False),
     )
 
 

@@ -78,6 +78,12 @@ class Batches:
                 arrays.append(_COLUMNS[field.name](records, field.type))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
+    def lost(self, topic: str, first: int, last: int, reason: str) -> pa.RecordBatch:
+        """A row for records that are gone. Its data is NULL, which no record's is; its meta says how far it goes."""
+        row = {"topic": topic, "seq": first, "meta": [("lost_to", str(last)), ("reason", reason)]}
+        arrays = [pa.array([row.get(field.name)], field.type) for field in self._schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
 
 def _seqs(records: Sequence[Record], type_: pa.DataType) -> pa.Array:
     return pa.array([record.seq for record in records], type_)

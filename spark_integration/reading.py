@@ -43,7 +43,10 @@ def read_stretch(options: ReadOptions, batches: Batches, stretch: Stretch) -> It
                 return  # what is there now is of another life, the records of this stretch are gone
             if gap is not None and gap.gap_from <= stretch.until:
                 last = min(gap.gap_to, stretch.until)
-                _lost(options, f"{stretch.topic} has lost seq {gap.gap_from} to {last} ({gap.reason})")
+                if options.lost_as_rows:
+                    yield batches.lost(stretch.topic, gap.gap_from, last, gap.reason)
+                else:
+                    _lost(options, f"{stretch.topic} has lost seq {gap.gap_from} to {last} ({gap.reason})")
             wanted = _wanted(options, stretch, page.records)
             if wanted:
                 yield batches.batch(stretch.topic, wanted)

@@ -21,6 +21,7 @@ COMMANDS = {
     "keys": "topics.cli.keys:keys",
     "verify": "topics.cli.verify:verify",
     "inspect": "topics.cli.inspect:inspect",
+    "pipeline": "topics.cli.pipeline:pipeline",
     "bench": "topics.cli.bench:bench",
     "completion": "topics.cli.completion:completion",
 }

@@ -1,0 +1,164 @@
+"""`topics pipeline`: the jobs of the data pipeline, on Spark."""
+
+import functools
+import json
+from collections.abc import Callable
+from dataclasses import asdict
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from topics.cli.config import target
+from topics.cli.failures import REFUSED, USAGE, Failure
+from topics.cli.output import json_option, pairs
+
+if TYPE_CHECKING:
+    from spark_integration.jobs.progress import Place
+
+Job = Callable[..., Any]
+
+
+@click.group()
+def pipeline() -> None:
+    """Jobs on Spark: archive, replay, ingest. They can be stopped and started again at any time."""
+
+
+def runs_job(function: Job) -> Callable[..., None]:
+    """A command whose function gets `spark` and `place` and returns a summary."""
+
+    @click.option("--url", metavar="URL", help="The server. [TOPICS_URL; default http://127.0.0.1:4000]")
+    @click.option(
+        "--key-file", metavar="FILE", help="File with the API key, - for stdin. [TOPICS_KEY_FILE, TOPICS_KEY]"
+    )
+    @click.option("--key", metavar="KEY", help="The API key; better in a file or TOPICS_KEY, where nobody sees it.")
+    @click.option("--master", metavar="URL", help="Spark's master. [as configured, else all cores of this machine]")
+    @click.option("--conf", multiple=True, metavar="NAME=VALUE", help="A setting of Spark; may be repeated.")
+    @json_option
+    @functools.wraps(function)
+    def command(
+        url: str, key_file: str, key: str, master: str, conf: tuple[str, ...], as_json: bool, **kwargs: Any
+    ) -> None:
+        where = target(url, key, key_file)
+        if find_spec("pyspark") is None:
+            raise Failure(REFUSED, "Spark is not installed: pip install 'topics[spark]'", "not_installed")
+        from spark_integration.jobs.progress import Place
+
+        spark = _session(function.__name__, master, conf)
+        try:
+            summary = asdict(function(spark, Place(where.url, where.key), **kwargs))
+        except Exception as error:
+            raise Failure(REFUSED, _reason(error), type(error).__name__) from error
+        finally:
+            spark.stop()
+        if as_json:
+            click.echo(json.dumps(summary))
+        else:
+            pairs(list(summary.items()))
+
+    return command
+
+
+def _session(name: str, master: str | None, conf: tuple[str, ...]) -> Any:
+    from spark_integration.java import NoJava
+    from spark_integration.session import QUIET, spark_session
+
+    if any("=" not in setting for setting in conf):
+        raise Failure(USAGE, "--conf takes NAME=VALUE")
+    settings = dict(setting.split("=", 1) for setting in conf)
+    local = master is None or master.startswith("local")
+    try:
+        session = spark_session(f"topics {name}", master, (QUIET if local else {}) | settings)
+    except NoJava as error:
+        raise Failure(REFUSED, str(error), "no_java") from None
+    session.sparkContext.setLogLevel("ERROR")
+    return session
+
+
+def _reason(error: Exception) -> str:
+    """The line that says it: Spark wraps an error of a task into its whole stack."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    ours = [line for line in lines if line.startswith("spark_integration.")]
+    return (ours or lines or [type(error).__name__])[0]
+
+
+def _selection(names: tuple[str, ...], pattern: str | None) -> Any:
+    from spark_integration.options import Selection
+
+    if bool(names) == bool(pattern):
+        raise Failure(USAGE, "give names of topics or --pattern: one of them")
+    return Selection(names, pattern)
+
+
+@pipeline.command()
+@click.argument("folder")
+@click.argument("topics", nargs=-1)
+@click.option("--pattern", metavar="REGEX", help="Every topic whose whole name matches, instead of names.")
+@click.option("--delete", is_flag=True, help="Delete from the topics what is safely in the archive.")
+@click.option(
+    "--step", type=click.IntRange(1), default=1_000_000, help="Records that are archived in one go. [1000000]"
+)
+@click.option("--partitions", type=click.IntRange(1), default=1, help="Tasks that read at once, at least. [1]")
+@runs_job
+def archive(spark: Any, place: "Place", folder: str, topics: tuple[str, ...], pattern: str, **more: Any) -> Any:
+    """Put what TOPICS have into Parquet files below FOLDER, every record once.
+
+    \b
+    Examples:
+      topics pipeline archive /data/archive orders payments
+      topics pipeline archive s3a://bucket/archive --pattern 'tenant42:.*' --delete
+    """
+    from spark_integration.jobs.archive import archive as run
+
+    chosen = _selection(topics, pattern)
+    return run(
+        spark,
+        place,
+        chosen,
+        folder,
+        delete=more["delete"],
+        step_records=more["step"],
+        min_partitions=more["partitions"],
+    )
+
+
+@pipeline.command()
+@click.argument("folder")
+@click.argument("topic")
+@click.argument("into")
+@click.option("--first", type=click.IntRange(0), default=0, help="Begin at this archived seq. [0]")
+@click.option("--last", type=click.IntRange(0), help="End with this archived seq. [all]")
+@click.option("--name", default="replay", help="Another name is another replay of the same records. [replay]")
+@runs_job
+def replay(spark: Any, place: "Place", folder: str, topic: str, into: str, **more: Any) -> Any:
+    """Append the records of TOPIC in the archive FOLDER to the topic INTO, in their order.
+
+    \b
+    Examples:
+      topics pipeline replay /data/archive orders orders.again
+      topics pipeline replay /data/archive orders orders.again --first 5000 --last 6000
+    """
+    from spark_integration.jobs.replay import replay as run
+
+    return run(spark, place, folder, topic, into, **more)
+
+
+@pipeline.command()
+@click.argument("files")
+@click.option("--format", "kind", type=click.Choice(["csv", "json", "parquet"]), required=True, help="Of the files.")
+@click.option("--checkpoint", required=True, metavar="FOLDER", help="Where the job remembers which files it has taken.")
+@click.option("--topic", help="Where to append.")
+@click.option("--topic-column", help="The column, or key of JSON, that names the topic of each row.")
+@click.option("--tag-column", help="The column, or key of JSON, that becomes the tag.")
+@runs_job
+def ingest(spark: Any, place: "Place", files: str, kind: str, checkpoint: str, **more: Any) -> Any:
+    """Append the rows of FILES (a folder or a glob) to topics; files that come later are for the next run.
+
+    \b
+    Examples:
+      topics pipeline ingest /data/in --format csv --checkpoint /data/ingest-state --topic orders
+      topics pipeline ingest '/data/in/*.jsonl' --format json --checkpoint /data/ingest-state --topic-column tenant
+    """
+    from spark_integration.jobs.ingest import ingest as run
+
+    return run(spark, place, files, kind, checkpoint, **more)
