@@ -216,6 +216,17 @@ async def test_expired_segments_go_from_the_cold_tier(tiered: ShardProcess, cold
         await until_settled(tiered.directory, cold, 0, 0)
 
 
+async def test_what_expires_goes_although_nobody_touches_its_topic(tiered: ShardProcess, cold: Path) -> None:
+    tiered.start()
+    async with tiered.connected() as client:
+        await fill(client, ttl_ms=4000)
+        assert data_files(tiered.directory)
+        with trio.fail_after(DEADLINE_S):
+            while data_files(tiered.directory) or data_files(cold):
+                await client.call("checkpoint")
+                await trio.sleep(0.2)
+
+
 async def test_a_slow_cold_directory_delays_nobody_else(tiered: ShardProcess, cold: Path) -> None:
     tiered.start()
     async with tiered.connected() as client:

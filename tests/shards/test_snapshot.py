@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgpack
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,6 +11,7 @@ from topics.core.chunk import DataFile
 from topics.core.config import DEFAULT, TopicConfig, intern
 from topics.core.idempotency import KeyWindow, Remembered
 from topics.core.loss import CAP, TTL
+from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.shards import snapshot
 from topics.shards.snapshot import BadSnapshot, Commit, SnapshotLog, SnapshotState, decode_snapshot, read_snapshot
@@ -130,6 +132,32 @@ def test_the_log_is_rewritten_when_it_has_grown(monkeypatch):
     (generation,) = snapshot.generations(files)
     assert generation > 3
     assert len(get(files, snapshot.path_of(generation))) < 5 * 400
+
+
+@pytest.mark.parametrize("rewritten", [False, True])
+def test_a_file_that_became_cold_is_so_from_then_on(monkeypatch, rewritten):
+    """A program that does not know cold files cannot read its entry, and so does not take the file for lost."""
+    files = FaultyFiles()
+    log = SnapshotLog(files, SnapshotState())
+    hot = DataFile(7, "segment", "segments/1/seg-1.data", 99, 1)
+    hot.size = 1000
+    first, second = Commit(), Commit()
+    first.added = [hot]
+    log.commit([], first)
+    if rewritten:
+        monkeypatch.setattr(snapshot, "REWRITE_MIN_BYTES", 0)
+        monkeypatch.setattr(snapshot, "REWRITE_FACTOR", 0)
+    cold = DataFile(7, "segment", "segments/1/seg-1.data", 99, 1)
+    cold.size, cold.cold, cold.deleted = 1000, True, SeqRanges.from_ascending([3, 4, 9]).encode()
+    second.changed = [cold]
+    log.commit([], second)
+    found = read_snapshot(files)
+    (info,) = found.files.values()
+    assert (info.id, info.size, info.cold, info.deleted) == (7, 1000, True, bytes([2, 3, 1, 3, 0]))
+    assert found.generation == 1 + rewritten
+    packed = msgpack.unpackb(second.pack())[6]
+    assert packed == [[7, "segment", "segments/1/seg-1.data", 99, 1, 1000, 1, bytes([2, 3, 1, 3, 0])]]
+    assert msgpack.unpackb(first.pack())[6] == [[7, "segment", "segments/1/seg-1.data", 99, 1, 1000]]
 
 
 def test_the_newest_generation_counts():

@@ -14,7 +14,8 @@ from topics.shards.quota import BoardQuota
 from topics.shards.store import Store
 
 TICK_S = 0.1
-SWEEP_S = 1.0
+SWEEP_S = 1.0  # if bytes are counted, what expired is let go this often
+IDLE_SWEEP_S = 15.0  # and else this often, so that its files go although nobody touches the topic
 BUCKETS = tuple(f"fsync_bucket_{n}" for n in range(len(FSYNC_BOUNDS_US) + 1))
 
 

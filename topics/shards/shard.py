@@ -20,7 +20,7 @@ from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
 from topics.shards import wal
-from topics.shards.boardslot import SWEEP_S, BoardSlot, expire_all
+from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot, expire_all
 from topics.shards.cold import ColdTier
 from topics.shards.cold_files import ColdFiles
 from topics.shards.committer import Committer, Threads
@@ -318,15 +318,14 @@ class Shard:
             await self.checkpoint()
 
     async def _keep_slot(self) -> None:
-        """Tell the board how this shard is, and let go what expired if bytes are counted."""
+        """Tell the board how this shard is, and let go what expired in topics that nobody touches."""
         assert self.store is not None and self.committer is not None
-        if self._slot is None:
-            return
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._slot.keep_up_to_date, self.store, self.committer)
-            while self._slot.max_bytes:
+            if self._slot is not None:
+                nursery.start_soon(self._slot.keep_up_to_date, self.store, self.committer)
+            while True:
                 await in_slices(expire_all(self.store.engine))
-                await trio.sleep(SWEEP_S)
+                await trio.sleep(SWEEP_S if self._slot is not None and self._slot.max_bytes else IDLE_SWEEP_S)
 
     async def _relocate(self) -> None:
         assert self.store is not None
