@@ -22,11 +22,13 @@ from tests.core.strategies import Draft, block_of, comparable, facts
 from topics.core.block import Block, check_frame, mask_from_flags
 from topics.core.chunk import DataFile
 from topics.core.config import TopicConfig, intern
+from topics.core.derivation import Derived, Mark, Position
 from topics.core.events import (
     Appended,
     CeilingReserved,
     CreatedAndAppended,
     Event,
+    Marked,
     RangeLost,
     RecordsDeleted,
     TopicCreated,
@@ -86,6 +88,7 @@ def block(first_seq: int, ts: int, n: int) -> Block:
 
 CONFIG = intern(TopicConfig(ttl_ms=60_000, durability="fsync", priority=-5, dead_letter="jobs.dlq", auto_create=False))
 CREATED = TopicCreated(7, "jobs", 3, CONFIG, 1_700_000_000_000, 65_536, 1)
+MARK = Mark(8, 1_700_000_000_000_000, "s", 3, 2, 77, 20, 1_700_000_000_006, {"s->jobs": 12}, [(70, 71)])
 EVENTS: list[Event] = [
     CREATED,
     TopicUpdated(7, intern(TopicConfig(cap_records=10)), 1_700_000_000_001, 4),
@@ -101,6 +104,7 @@ EVENTS: list[Event] = [
         TopicCreated(8, "a.b:c-d_e", 4, intern(TopicConfig()), 1_700_000_000_005, 0, 2),
         Appended(8, 4, 1_700_000_000_005, 1, 1, b"", [block(1, 1_700_000_000_005, 1)]),
     ),
+    Marked([MARK]),
     TopicRemoved(7),
     WentIdle(),
 ]
@@ -122,6 +126,10 @@ def topic_state() -> Topic:
     topic.holes.add(13, 20, "crash")
     topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms = 11, 131_072, 1, 1_700_000_000_008
     topic.resident_from = 21
+    topic.derived = Derived(MARK)
+    topic.derived.missing, topic.derived.positions = [(14, 16), (19, 19)], [Position(60, 12, 5), Position(77, 20, 6)]
+    topic.derived.struck.add(15, 15)
+    topic.derived.skipped.add(70, 71)
     return topic
 
 
@@ -211,7 +219,7 @@ def test_nothing_else_is_written(fresh):
 
 
 def test_every_kind_of_event_is_in_the_log():
-    assert {encode_event(event)[0] for event in EVENTS} == set(range(1, 10))
+    assert {encode_event(event)[0] for event in EVENTS} == set(range(1, 11))
 
 
 # -- reading the golden ones

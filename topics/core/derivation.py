@@ -164,6 +164,14 @@ def is_blocked(topic: Topic, from_seq: int) -> bool:
     return missing is not None and missing < topic.next_live(from_seq)
 
 
+def is_missing(topic: Topic, after: int, through: int) -> bool:
+    """Whether something in this range is still to come back."""
+    if topic.derived is None or not topic.derived.missing:
+        return False
+    missing = topic.derived.first_missing(after)
+    return missing is not None and missing <= through
+
+
 # --- events -----------------------------------------------------------------------------------------------------------
 
 

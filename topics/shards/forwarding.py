@@ -299,10 +299,10 @@ class Route:
         assert self._wish is not None
         from_seq, to_seq = self._wish["from_seq"], self._wish["to_seq"]
         topic = self._source
-        if derivation.is_blocked(topic, from_seq) and not self._gives_up():
+        last = topic.head_seq
+        if derivation.is_missing(topic, from_seq, to_seq or last) and not self._gives_up():
             await self._wait_a_while()
             return True
-        last = topic.head_seq
         plan, lost = _stretch(topic, from_seq, min(to_seq, last) if to_seq else last, whole=bool(to_seq))
         if not await self._load(plan):
             return True
