@@ -125,7 +125,7 @@ def read_options(given: Mapping[str, str], *, stream: bool) -> ReadOptions:
         min_partitions=_count(options, "minPartitions", 1) or 1,
         per_partition=_count(options, "maxRecordsPerPartition", 100_000) or 1,
         fail_on_loss=_flag(options, "failOnDataLoss", True),
-        fetch_records=_count(options, "fetchSize", 20_000) or 1,
+        fetch_records=_count(options, "fetchSize", 10_000) or 1,
         data_type=_choice(options, "dataType", "string", "variant"),
         nodes=tuple(_words(options.get("nodefilter", ""))),
         tag_prefix=options.get("tagprefix"),

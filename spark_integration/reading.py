@@ -25,6 +25,7 @@ class DataLoss(Exception):
 
 def read_stretch(options: ReadOptions, batches: Batches, stretch: Stretch) -> Iterator[pa.RecordBatch]:
     query: dict[str, Any] = {
+        "bulk": True,
         "limit": options.fetch_records,
         "max_batch_bytes": PAGE_BYTES,
         "include_tags": "tag" in batches.columns or options.tag_prefix is not None,

@@ -19,6 +19,7 @@ PRIORITY_MAX = 1000
 # --- reads --------------------------------------------------------------------------------------------------------
 DIFF_LIMIT_DEFAULT = 256
 DIFF_LIMIT_MAX = 1000
+DIFF_BULK_MAX = 10_000  # of a diff that says it is bulk; a shard renders it in one go, so more would hold up others
 DIFF_WAIT_MS_MAX = 30_000
 FOLLOW_WAIT_MS_MAX = 30_000  # a gateway asks again after this
 BATCH_BYTES_DEFAULT = 1 * MIB

@@ -383,6 +383,16 @@ def test_diff_fields_are_taken_or_clamped(field, value, name, taken):
     assert getattr(diff(**{field: value}), name) == taken
 
 
+@pytest.mark.parametrize(
+    ("limit", "configured", "taken"),
+    [(0, 1000, 256), (5000, 1000, 5000), (10**6, 1000, 10_000), (10**6, 20_000, 20_000)],
+)
+def test_a_bulk_diff_may_take_more_records_but_not_more_bytes(limit, configured, taken):
+    body = json.dumps({"limit": limit, "bulk": True, "max_batch_bytes": 2**40}).encode()
+    query = decode_diff(body, Limits(read_records=configured))
+    assert (query.limit, query.batch_bytes) == (taken, limits.BATCH_BYTES_MAX)
+
+
 @pytest.mark.parametrize("field", ["from_seq", "limit", "wait_ms", "max_batch_bytes"])
 @pytest.mark.parametrize("value", [-1, 2**64, 1.5, "1", True, None, [], {}])
 def test_diff_numbers_are_whole_and_not_negative(field, value):

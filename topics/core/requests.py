@@ -48,6 +48,7 @@ class DiffBody(msgspec.Struct, frozen=True):
     include_data: bool = True
     wait_ms: int = 0
     max_batch_bytes: int = 0
+    bulk: bool = False
 
 
 class DeleteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # what it does cannot be undone
@@ -200,9 +201,10 @@ def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
     names = [parsed.node] if isinstance(parsed.node, str) else parsed.node or []
     if len(names) > limits.NODE_FILTER_MAX:
         raise invalid(f"node names {len(names)} nodes; the limit is {limits.NODE_FILTER_MAX}", field="node")
+    most = max(limits.DIFF_BULK_MAX, bounds.read_records) if parsed.bulk else bounds.read_records
     return Diff(
         from_seq=parsed.from_seq,
-        limit=min(parsed.limit or limits.DIFF_LIMIT_DEFAULT, bounds.read_records),
+        limit=min(parsed.limit or limits.DIFF_LIMIT_DEFAULT, most),
         nodes=frozenset(quoted(name) for name in names),
         include_tags=parsed.include_tags,
         include_meta=parsed.include_meta,

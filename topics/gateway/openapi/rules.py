@@ -112,6 +112,7 @@ def _read_rules() -> Mapping[str, Rule]:
         "limit": ("At most so many records; clamped. 0: the default, 256.", U64),
         "wait_ms": (f"Wait this long for something to come; clamped to {limits.DIFF_WAIT_MS_MAX}.", U64),
         "max_batch_bytes": ("At most so many bytes, or one record; clamped. 0: 1 MiB.", U64),
+        "bulk": ("For readers of a whole topic: `limit` may be up to 10,000. The bytes stay bounded.", {}),
         "include_tags": ("Whether records come with `$tag`.", {}),
         "include_meta": ("Whether records come with `meta`.", {}),
         "include_data": ("Whether records come with `data`.", {}),
