@@ -103,6 +103,14 @@ COLD_READ_MS_MAX = 10_000  # a read that takes longer is refused
 COLD_SEAL_MS = 2_000  # a segment's worth of new records is sealed after this, so that older ones may move
 COLD_MARK_BYTES_MAX = 4 * KIB
 
+# --- backups ------------------------------------------------------------------------------------------------------
+BACKUP_HOLD_MS = 120_000  # files of a shard hold still for this long at most
+BACKUP_LOG_BYTES = UNSTORED_BYTES_MAX // 4  # or until the log has grown by this much
+BACKUP_PAUSE_MS = 2_000  # what goes from shard to shard stops for this long at most, if it cannot end
+BACKUP_TRIES = 5
+BACKUP_COPY_BYTES = 1 * MIB  # read and written at once
+BACKUP_FRESH_MS = 1_000  # a file changed so recently may change again without showing it
+
 # --- checking what is on disk -------------------------------------------------------------------------------------
 FINDINGS_MAX = 1000  # rows of damage that a check shows; more are counted
 

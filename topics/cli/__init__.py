@@ -22,6 +22,8 @@ COMMANDS = {
     "verify": "topics.cli.verify:verify",
     "inspect": "topics.cli.inspect:inspect",
     "pipeline": "topics.cli.pipeline:pipeline",
+    "backup": "topics.cli.backup:backup",
+    "restore": "topics.cli.backup:restore",
     "bench": "topics.cli.bench:bench",
     "completion": "topics.cli.completion:completion",
 }

@@ -20,6 +20,7 @@ from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
 from topics.shards import wal
+from topics.shards.backup import Backups
 from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot, expire_all
 from topics.shards.cold import ColdTier
 from topics.shards.cold_files import ColdFiles
@@ -80,6 +81,7 @@ class Shard:
         self._poisoned = trio.Event()
         self._reason = ""
         self._checkpoints = trio.Lock()
+        self._backups = Backups(self._parts, self.checkpoint, self._checkpoints, self._peers.gate)
         self.store: Store | None = None
         self.service: Service | None = None
         self.committer: Committer | None = None
@@ -88,6 +90,7 @@ class Shard:
             "health": self.health,
             "metrics": self.metrics,
             "checkpoint": self.checkpoint_now,
+            **self._backups.handlers(),
             **{name: self._when_ready(name) for name in METHODS},
         }
         self._served: Mapping[str, Handler] = {}
@@ -98,14 +101,19 @@ class Shard:
         def handle(call: Call) -> None:
             handler = self._served.get(method)
             if handler is None:
-                raise TopicsError(
-                    errors.NOT_READY,
-                    "the shard is replaying its log",
-                    {"replay_progress": round(self._progress, 3), "retry_after_ms": 500},
-                )
+                raise self._not_ready()
             handler(call)
 
         return handle
+
+    def _not_ready(self) -> TopicsError:
+        detail = {"replay_progress": round(self._progress, 3), "retry_after_ms": 500}
+        return TopicsError(errors.NOT_READY, "the shard is replaying its log", detail)
+
+    def _parts(self) -> tuple[Store, Committer]:
+        if self.store is None or self.committer is None:
+            raise self._not_ready()
+        return self.store, self.committer
 
     def health(self, call: Call) -> None:
         store = self.store
@@ -223,6 +231,7 @@ class Shard:
         """Refuse new writes, let those under way finish, and store what only memory knows."""
         assert self.service is not None and self.committer is not None
         self.service.draining = True
+        self._backups.end()
         with trio.move_on_after(DRAIN_S):
             await self.committer.flushed()
             await in_slices(self.service.sessions.save())

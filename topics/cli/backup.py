@@ -1,0 +1,106 @@
+"""`topics backup` and `topics restore`."""
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from topics.cli import output
+from topics.cli.admin import data_dir_option, find_socket
+from topics.cli.config import data_dir
+from topics.cli.failures import LATER, REFUSED, UNREACHABLE, Failure
+
+if TYPE_CHECKING:
+    from topics.cli.backups.store import Manifest
+
+
+@click.command()
+@click.argument("dest", type=click.Path(path_type=Path, file_okay=False))
+@data_dir_option
+@output.json_option
+def backup(dest: Path, directory: str | None, as_json: bool) -> None:
+    """Back up a running server to the directory DEST, which is for backups alone.
+
+    Everything acked before it began is in it, and all shards are as of one moment. Again to the same DEST only what
+    changed is copied; the backup before stays whole until the new one is checked and complete.
+
+    \b
+    Examples:
+      topics backup /backup/topics
+      topics backup /backup/topics --data-dir /var/lib/topics --json | jq .shards
+    """
+    from topics.cli.backups.store import BackupStore
+    from topics.cli.backups.take import take
+
+    source = data_dir(directory)
+    run_dir = Path(os.path.dirname(find_socket(source)))
+    store = BackupStore(dest.absolute())
+    with output.progress("copying", None) as note:
+        manifest, tally = _guarded(lambda: take(source.absolute(), run_dir, store, note))
+    summary = _summary(manifest) | {
+        "dest": str(dest),
+        "copied_files": store.copied_files,
+        "copied_bytes": store.copied_bytes,
+        "checked_records": tally.records,
+    }
+    _show(summary, f"copied {store.copied_files} files, {output.size(store.copied_bytes)}", as_json=as_json)
+
+
+@click.command()
+@click.argument("src", type=click.Path(path_type=Path, exists=True, file_okay=False))
+@click.argument("target", metavar="DATA_DIR", type=click.Path(path_type=Path))
+@output.json_option
+def restore(src: Path, target: Path, as_json: bool) -> None:
+    """Make a data directory of the backup in SRC. DATA_DIR must not be there, or be empty.
+
+    \b
+    Examples:
+      topics restore /backup/topics /var/lib/topics
+    """
+    from topics.cli.backups.restore import restore as put_back
+    from topics.cli.backups.store import BackupStore
+
+    with output.progress("restoring", None) as note:
+        manifest = _guarded(lambda: put_back(BackupStore(src.absolute()), target.absolute(), note))
+    _show(_summary(manifest) | {"data_dir": str(target)}, f"restored to {target}", as_json=as_json)
+
+
+def _guarded(work: Callable[[], Any]) -> Any:
+    from topics.cli.backups.store import BadBackup
+    from topics.errors import NOT_READY, TopicsError
+    from topics.rpc import PeerLost
+
+    try:
+        return work()
+    except BadBackup as error:
+        raise Failure(REFUSED, str(error), "bad_backup") from None
+    except PeerLost as error:
+        raise Failure(
+            UNREACHABLE, f"a shard went away: {error.message}; the backup is not complete", "shard_lost"
+        ) from None
+    except TopicsError as error:
+        raise Failure(LATER if error.code == NOT_READY else REFUSED, error.message, error.code) from None
+    except OSError as error:
+        raise Failure(REFUSED, f"{error.filename or 'storage'}: {error.strerror}", "storage") from None
+
+
+def _summary(manifest: "Manifest") -> dict[str, Any]:
+    copies = list(manifest.copies())
+    return {
+        "taken_ms": manifest.taken_ms,
+        "shards": [{"shard": one.shard, "lsn": one.lsn, "cut_ms": one.cut_ms} for one in manifest.shards],
+        "files": len(copies),
+        "bytes": sum(copy.size for copy in copies),
+    }
+
+
+def _show(summary: dict[str, Any], what: str, *, as_json: bool) -> None:
+    if as_json:
+        click.echo(json.dumps(summary))
+        return
+    rows = [(one["shard"], one["lsn"], one["cut_ms"]) for one in summary["shards"]]
+    output.table(("shard", "lsn ", "cut at (ms) "), rows)
+    click.echo(f"{what}; {summary['files']} files with {output.size(summary['bytes'])} in all.")
