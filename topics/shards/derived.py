@@ -29,7 +29,7 @@ import trio
 from topics.core import derivation
 from topics.core import state as core
 from topics.core.derivation import Derived, Mark, Position
-from topics.core.events import Appended
+from topics.core.events import Appended, RangeLost
 from topics.core.forward import Copies, render
 from topics.core.loss import SOURCE_TRIM
 from topics.core.topic import Topic
@@ -221,7 +221,8 @@ class Derivation:
             self._engine.wake_readers(topic)
 
         over = trio.Event()
-        self._engine.lose_range(topic, first, last, SOURCE_TRIM, lost)
+        event = RangeLost(topic.id, first, last, SOURCE_TRIM, 0)
+        self._engine.submit(topic, event, True, lost, lambda _: over.set())
         await over.wait()
         return {"again": False, "seq": derived.seq, "dest_seq": derived.dest_seq, "totals": derived.totals}
 

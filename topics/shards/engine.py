@@ -312,6 +312,7 @@ class Engine:
         last_seq = topic.next_seq - 1
         durability = topic.config.durability
         gate = durability == "fsync" or (durability == "disk" and self.needs_reserve(topic, last_seq))
+        gate = gate or topic.derived is not None  # copies come back behind it: it must not be lost in front of them
         size = self.pend(topic, event) if gate or topic.pending else None
 
         def finish(_: Any) -> None:
