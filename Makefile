@@ -11,7 +11,7 @@ BENCH_ARGS ?=
 SEED ?=
 SECONDS ?= 60
 
-.PHONY: setup serve test simulate bench lint fmt clean
+.PHONY: setup serve test simulate bench bench-spark lint fmt clean
 
 setup: $(STAMP)
 
@@ -38,6 +38,10 @@ $(BENCH_STAMP): $(STAMP)
 	  $(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench-$$part]" -c constraints.txt \
 	    || echo "the extra bench-$$part could not be installed"; done
 	@touch $@
+
+# Records/s through Spark; BENCH_ARGS="--records 100000" for a quick look.
+bench-spark: setup
+	@$(BIN)/python -m loadtest.spark $(BENCH_ARGS)
 
 # Random histories of a whole shard for SECONDS; SEED=… replays one, with everything that happens in it.
 simulate: setup
