@@ -209,10 +209,15 @@ def test_the_table_of_routes():
         ADMIN: "topic.put router.put",
         READ | WRITE: "queue.claim queue.work",
         WRITE | ADMIN: "topic.append_config ws.publish_config",
-        0: "ws.open health ready",
+        0: "ws.open health ready openapi docs",
     }
     assert {name: access.scopes for name, access in ROUTE_SCOPES.items()} == {
         name: bits for bits, names in wanted.items() for name in names.split()
     }
-    assert {name for name, access in ROUTE_SCOPES.items() if not access.needs_key} == {"health", "ready"}
+    assert {name for name, access in ROUTE_SCOPES.items() if not access.needs_key} == {
+        "health",
+        "ready",
+        "openapi",
+        "docs",
+    }
     assert {name for name, access in ROUTE_SCOPES.items() if access.query_token} == {"watch.stream", "queue.work"}

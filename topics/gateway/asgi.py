@@ -162,6 +162,11 @@ class Exchange:
         lines += [self._connection.connection_line(self._incoming), b"\r\n"]
         return b"".join(lines)
 
+    @property
+    def _is_whole(self) -> bool:
+        """Whether everything announced is sent. A client may go then, before the app says that this was all."""
+        return self._started and dict(self._headers).get(b"content-length") == b"%d" % self._sent
+
     async def settle(self) -> None:
         """The app has returned: with an answer, because the client is gone, or for a reason of ours."""
         connection, incoming = self._connection, self._incoming
