@@ -33,7 +33,7 @@ while refused < 300:
     rounds += 1
     size = rng.randint(1, 50)
     try:
-        quota.admit(1, None, Plain(count=1, blocks=[Plain(sizes=lambda: [size])]))
+        quota.admit(1, None, Plain(count=1, size=size))
     except TopicsError as error:
         assert error.code == "throttled", error
         refused += rounds > 4000  # from then on nobody gives back: fill up to the brim
