@@ -8,16 +8,13 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tests.core.strategies import Draft, block_of, blocks, drafts, facts, many, record_lists, some, u64
-from topics.core.block import (
+from topics.core.block import TS_DELTA_MAX, BadBlock, Block, coalesce
+from topics.core.blockform import (
     CHECKSUM_BYTES,
     DELETED,
     HEADER,
-    TS_DELTA_MAX,
-    BadBlock,
-    Block,
     BlockHead,
     check_frame,
-    coalesce,
     decode_block,
     encode_body,
     encode_frame,

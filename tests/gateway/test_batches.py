@@ -5,7 +5,8 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.core.block import Block, encode_body
+from topics.core.block import Block
+from topics.core.blockform import encode_body
 from topics.core.diff import Slice
 from topics.core.watching import Subscription
 from topics.gateway import sse, ws_frames

@@ -8,7 +8,7 @@ import trio
 import trio.testing
 
 from tests.gateway.test_batches import block_of
-from topics.core.block import encode_body
+from topics.core.blockform import encode_body
 from topics.core.watching import Subscription
 from topics.gateway import sse
 from topics.gateway.batches import Batch, View

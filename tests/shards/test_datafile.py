@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.core.strategies import Draft, block_of, facts, record_lists, texts
-from topics.core.block import BadBlock, Block, flags_from_mask
+from topics.core.block import BadBlock, Block
+from topics.core.blockform import flags_from_mask
 from topics.core.chunk import DataFile
 from topics.core.match import TagMatch
 from topics.core.requests import quoted

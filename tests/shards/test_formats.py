@@ -19,7 +19,8 @@ import pytest
 import xxhash
 
 from tests.core.strategies import Draft, block_of, comparable, facts
-from topics.core.block import Block, check_frame, mask_from_flags
+from topics.core.block import Block
+from topics.core.blockform import check_frame, mask_from_flags
 from topics.core.chunk import DataFile
 from topics.core.config import TopicConfig, intern
 from topics.core.derivation import Derived, Mark, Position

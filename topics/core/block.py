@@ -2,54 +2,18 @@
 
 A record is rendered once, when it is written. A block joins the texts by commas, so that the default read of a run
 of live records is one slice of bytes. Everything else a reader may ask for (tags, no meta, no data) is cut or spliced
-with the help of the columns; the payload is never parsed again.
-
-Block body, little endian (in a WAL frame as it is; in a data file followed by a trailer):
-
-    off   size  field
-      0      4  frame_len      length of body, or of body + trailer in a data file
-      4      4  version u8, kind u8 (0 direct, 1 derived), flags u16 (1 CR/LF in text, 2 tags, 4 compressed, 8 ids)
-      8     16  first_seq u64, base_ts u64
-     24     16  n u32, raw text_len u32, stored text_len u32, side_len u32
-     40     32  topic id u64, epoch u64, source epoch u64, source seq u64 (derived blocks)
-     72   20·n  columns: text end u32, ts delta u32, tag end u32, data offset u16, meta length u16, node index u16,
-                priority u8, hops u8
-      …   side  quoted tags, then the node dictionary (u16 count, then u16 length + quoted name each)
-      …   text  {"$seq":…,"$ts":…[,"$node":…],"data":…[,"meta":…]} joined by ","
-
-Trailer in a data file: XXH3-64 of the body (seeded per file, so that stale bytes of another file never check), then
-n delete flags (0xD5 = deleted, every other value = live) which lie inside frame_len but outside the checksum: a
-flag is flipped in place without rewriting anything, and a torn flip leaves a live record live.
-
-A reader refuses what it does not know (another version, kind or flag) instead of guessing: no writer of this version
-sets kind 1 or the flags 4 and 8, whose places are taken for later.
+with the help of the columns; the payload is never parsed again. Its form as bytes is in blockform.py.
 """
 
-import struct
-import sys
 from array import array
 from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
 
-import xxhash
-
 from topics.limits import BLOCK_RECORDS_MAX, BLOCK_TEXT_BYTES
 
-HEADER = struct.Struct("<IBBHQQIIIIQQQQ")
-VERSION = 1
-DIRECT = 0
-FLAG_CRLF, FLAG_TAGS = 1, 2
-DELETED = 0xD5
-COLUMN_BYTES = 20
-CHECKSUM_BYTES = 8
 TS_DELTA_MAX = 0xFFFFFFFF
-_U16 = struct.Struct("<H")
-_U64 = struct.Struct("<Q")
 _ZERO_32, _ZERO_16 = array("I", (0,)), array("H", (0,))
-
-assert HEADER.size == 72
-assert sys.byteorder == "little", "columns are kept in machine order; only little-endian machines are supported"
 
 
 class BadBlock(ValueError):
@@ -306,173 +270,6 @@ class Block:
                 hops=self.hops[i],
             )
         return part
-
-
-def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0) -> bytes:
-    """The block's body; `trailer` is how many bytes the caller will put behind it (see the table above)."""
-    n = len(block.ends)
-    names = block.nodes
-    side: list[bytes] = [bytes(block.tags)]
-    if names:
-        side.append(_U16.pack(len(names)))
-        side.extend(_U16.pack(len(name)) + name for name in names)
-    side_len = sum(map(len, side))
-    text_len = len(block.text)
-    flags = (FLAG_CRLF if block.crlf else 0) | (FLAG_TAGS if block.tags else 0)
-    length = HEADER.size + COLUMN_BYTES * n + side_len + text_len + trailer
-    return b"".join(
-        (
-            HEADER.pack(
-                length, VERSION, DIRECT, flags, block.first_seq, block.base_ts, n, text_len, text_len, side_len,
-                topic_id, epoch, 0, 0,
-            ),
-            block.ends.tobytes(),
-            block.ts.tobytes(),
-            block.tag_ends.tobytes(),
-            block.data_offs.tobytes(),
-            block.meta_lens.tobytes(),
-            block.node_ids.tobytes(),
-            block.priorities,
-            block.hops,
-            *side,
-            block.text,
-        )
-    )  # fmt: skip
-
-
-def encode_frame(block: Block, topic_id: int, epoch: int, seed: int, dead: int) -> bytes:
-    """The block as a data file keeps it: body, checksum, delete flags taken from the bit mask `dead`."""
-    n = len(block.ends)
-    body = encode_body(block, topic_id, epoch, trailer=CHECKSUM_BYTES + n)
-    return b"".join((body, _U64.pack(xxhash.xxh3_64_intdigest(body, seed)), flags_from_mask(dead, n)))
-
-
-def flags_from_mask(dead: int, n: int) -> bytes:
-    if not dead:
-        return bytes(n)
-    return bytes(DELETED if dead >> i & 1 else 0 for i in range(n))
-
-
-def mask_from_flags(flags: bytes) -> int:
-    if DELETED not in flags:
-        return 0
-    return sum(1 << i for i, flag in enumerate(flags) if flag == DELETED)
-
-
-class BlockHead:
-    """What a block's fixed header says, checked for plausibility."""
-
-    __slots__ = ("base_ts", "epoch", "first_seq", "flags", "frame_len", "n", "side_len", "text_len", "topic_id")
-
-    frame_len: int
-    flags: int
-    first_seq: int
-    base_ts: int
-    n: int
-    text_len: int
-    side_len: int
-    topic_id: int
-    epoch: int
-
-    def __init__(self, data: bytes | bytearray | memoryview, offset: int = 0) -> None:
-        if len(data) - offset < HEADER.size:
-            raise BadBlock("block header is cut off")
-        (
-            self.frame_len, version, kind, self.flags, self.first_seq, self.base_ts, self.n, self.text_len, stored,
-            self.side_len, self.topic_id, self.epoch, _source_epoch, _source_seq,
-        ) = HEADER.unpack_from(data, offset)  # fmt: skip
-        if version != VERSION or kind != DIRECT or self.flags & ~(FLAG_CRLF | FLAG_TAGS):
-            raise BadBlock(f"block version {version}, kind {kind}, flags {self.flags:#x} is not known")
-        if not 1 <= self.n <= BLOCK_RECORDS_MAX or stored != self.text_len:
-            raise BadBlock("block header is not plausible")
-        if self.frame_len not in (self.body_len, self.body_len + CHECKSUM_BYTES + self.n):
-            raise BadBlock("block lengths do not add up")
-
-    @property
-    def body_len(self) -> int:
-        return HEADER.size + COLUMN_BYTES * self.n + self.side_len + self.text_len
-
-
-def decode_block(
-    data: bytes | bytearray | memoryview, offset: int = 0, *, share: bool = False
-) -> tuple[Block, BlockHead]:
-    """The block whose body starts at `offset`; raises BadBlock on anything that is not one.
-
-    With `share` its text stays where it is: `data` must not change, and stays as long as the block.
-    """
-    head = BlockHead(data, offset)
-    view = memoryview(data)[offset : offset + head.body_len]
-    if len(view) != head.body_len:
-        raise BadBlock("block is cut off")
-    block = Block.__new__(Block)
-    block.first_seq, block.base_ts = head.first_seq, head.base_ts
-    at = _decode_columns(block, view, head.n)
-    tags_len = block.tag_ends[-1]
-    if tags_len > head.side_len:
-        raise BadBlock("tags run past the side part")
-    block.tags = bytes(view[at : at + tags_len])
-    block.nodes = _decode_nodes(bytes(view[at + tags_len : at + head.side_len]))
-    at += head.side_len
-    block.text = view[at:] if share else bytes(view[at:])
-    block.crlf = bool(head.flags & FLAG_CRLF)
-    block.known_sizes = None
-    _check_columns(block, head)
-    return block, head
-
-
-def _check_columns(block: Block, head: BlockHead) -> None:
-    """Only a bug can get past the checksum, but lengths computed from bad columns would fail far from here."""
-    ends, tag_ends = block.ends.tolist(), block.tag_ends
-    if ends[-1] != head.text_len or not ends[0] or ends != sorted(ends):
-        raise BadBlock("block columns do not fit its text")
-    if bool(block.tags) != bool(head.flags & FLAG_TAGS) or (block.tags and sorted(tag_ends) != tag_ends.tolist()):
-        raise BadBlock("block columns do not fit its tags")
-    if any(block.node_ids) and max(block.node_ids) > len(block.nodes):
-        raise BadBlock("a record names a node that the dictionary does not have")
-
-
-def _decode_columns(block: Block, view: memoryview, n: int) -> int:
-    """Fill the columns of a block; where they end."""
-    at, data = HEADER.size, bytes(view[: HEADER.size + COLUMN_BYTES * n])
-    block.ends = array("I", data[at : at + 4 * n])
-    block.ts = array("I", data[at + 4 * n : at + 8 * n])
-    block.tag_ends = array("I", data[at + 8 * n : at + 12 * n])
-    block.data_offs = array("H", data[at + 12 * n : at + 14 * n])
-    block.meta_lens = array("H", data[at + 14 * n : at + 16 * n])
-    block.node_ids = array("H", data[at + 16 * n : at + 18 * n])
-    block.priorities = bytearray(data[at + 18 * n : at + 19 * n])
-    block.hops = bytearray(data[at + 19 * n : at + 20 * n])
-    return at + COLUMN_BYTES * n
-
-
-def _decode_nodes(side: bytes) -> list[bytes]:
-    if not side:
-        return []
-    names = []
-    try:
-        (count,) = _U16.unpack_from(side)
-        at = 2
-        for _ in range(count):
-            (length,) = _U16.unpack_from(side, at)
-            names.append(side[at + 2 : at + 2 + length])
-            at += 2 + length
-    except struct.error as error:
-        raise BadBlock("node dictionary is cut off") from error
-    if at != len(side):
-        raise BadBlock("node dictionary does not fill the side part")
-    return names
-
-
-def check_frame(frame: bytes | bytearray | memoryview, seed: int) -> BlockHead:
-    """The head of a data-file frame whose checksum holds; raises BadBlock otherwise."""
-    head = BlockHead(frame)
-    end = head.body_len
-    if head.frame_len != end + CHECKSUM_BYTES + head.n or len(frame) < head.frame_len:
-        raise BadBlock("frame is cut off")
-    (stored,) = _U64.unpack_from(frame, end)
-    if xxhash.xxh3_64_intdigest(memoryview(frame)[:end], seed) != stored:
-        raise BadBlock("block checksum does not match")
-    return head
 
 
 def coalesce(blocks: Sequence[Block]) -> list[Block]:

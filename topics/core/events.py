@@ -13,7 +13,8 @@ from typing import Any
 import msgpack
 import msgspec
 
-from topics.core.block import BadBlock, Block, decode_block, encode_body
+from topics.core.block import BadBlock, Block
+from topics.core.blockform import decode_block, encode_body
 from topics.core.config import TopicConfig, from_wire, to_wire
 from topics.core.deletion import Deletion
 from topics.core.derivation import Mark

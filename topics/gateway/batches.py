@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import NamedTuple, Protocol
 
-from topics.core.block import decode_block
+from topics.core.blockform import decode_block
 from topics.core.diff import Buffer, Slice, render
 from topics.core.requests import Diff, quoted
 from topics.core.watching import Subscription

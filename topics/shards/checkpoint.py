@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topics import limits
-from topics.core.block import flags_from_mask
+from topics.core.blockform import flags_from_mask
 from topics.core.chunk import Chunk, DataFile
 from topics.core.topic import Topic
 from topics.limits import Limits

@@ -1,6 +1,6 @@
 """Data files: blocks at rest. A segment holds one topic's blocks, a pack the blocks of many small topics.
 
-Both are written once, in full, and never change afterwards except for delete flags (see core/block.py).
+Both are written once, in full, and never change afterwards except for delete flags (see core/blockform.py).
 
 `<name>.data`, little endian: a 64-byte header (magic "TOPICSDF", version u32, kind u32 (1 segment, 2 pack), seed u64,
 file id u64, topic id u64 (segments), 16 bytes reserved, XXH3-64 of bytes 0..56), then block frames.
@@ -32,18 +32,9 @@ from typing import NamedTuple
 
 import xxhash
 
-from topics.core.block import (
-    DIRECT,
-    HEADER,
-    BadBlock,
-    Block,
-    BlockHead,
-    check_frame,
-    decode_block,
-    encode_frame,
-    mask_from_flags,
-)
-from topics.core.block import VERSION as BLOCK_VERSION
+from topics.core.block import BadBlock, Block
+from topics.core.blockform import DIRECT, HEADER, BlockHead, check_frame, decode_block, encode_frame, mask_from_flags
+from topics.core.blockform import VERSION as BLOCK_VERSION
 from topics.core.chunk import Chunk, DataFile
 from topics.core.match import prefix_end
 from topics.core.tags import Pattern

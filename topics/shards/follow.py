@@ -16,7 +16,7 @@ not, and `dedupe` tells whether nodes are to be filtered.
 from collections.abc import Callable, Iterator
 
 from topics import limits
-from topics.core.block import encode_body
+from topics.core.blockform import encode_body
 from topics.core.diff import Buffer, Plan, Window, render
 from topics.core.requests import U64_MAX, Diff, quoted
 from topics.core.topic import Topic

@@ -11,7 +11,8 @@ import msgpack
 import msgspec
 import xxhash
 
-from topics.core.block import BadBlock, Block, BlockHead, check_frame, mask_from_flags
+from topics.core.block import BadBlock, Block
+from topics.core.blockform import BlockHead, check_frame, mask_from_flags
 from topics.core.chunk import DataFile
 from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, Marked, decode_event
 from topics.ids import SLOTS

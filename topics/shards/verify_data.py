@@ -7,7 +7,8 @@ a new one.
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from topics.core.block import DELETED, BadBlock, Block, BlockHead, check_frame, decode_block
+from topics.core.block import BadBlock, Block
+from topics.core.blockform import DELETED, BlockHead, check_frame, decode_block
 from topics.core.chunk import DataFile
 from topics.shards import datafile
 from topics.shards.datafile import ENTRY_TAGGED, HEADER_BYTES, Entry, Index
