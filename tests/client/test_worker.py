@@ -52,6 +52,34 @@ def test_topics_and_records(topics):
     assert topics.remove_topic("c.log")["deleted"]
 
 
+def test_all_records_are_read_and_then_followed(topics):
+    topics.append("c.read", [{"data": number} for number in range(7)])
+    assert [record["data"] for record in topics.read("c.read", limit=3)] == list(range(7))
+    assert [record["$seq"] for record in topics.read("c.read", 5)] == [6, 7]
+    following = topics.follow("c.read", 6)
+    assert next(following)["$seq"] == 7
+    topics.append("c.read", [{"data": "new"}])
+    assert next(following)["data"] == "new"
+
+
+def test_what_a_cap_took_is_told(topics):
+    topics.append("c.gap", [{"data": number} for number in range(5)], config={"cap_records": 2})
+    gap, *kept = topics.read("c.gap", 1)
+    assert gap["tombstone"]["reason"] == "cap"
+    assert (gap["tombstone"]["gap_from"], gap["tombstone"]["gap_to"]) == (2, kept[0]["$seq"] - 1)
+    assert kept[-1]["data"] == 4
+
+
+def test_routers(topics):
+    assert topics.put_router("c.copy", "c.from", "c.to", preserve_tag=False)["created"]
+    assert topics.router("c.copy")["dest"] == "c.to"
+    assert [router["router"] for router in topics.routers("c.")] == ["c.copy"]
+    topics.append("c.from", [{"data": 1}])
+    assert next(topics.follow("c.to"))["data"] == 1
+    assert topics.remove_router("c.copy")["deleted"]
+    assert not topics.remove_router("c.copy")["deleted"]
+
+
 def test_jobs(topics, queue):
     topics.append(queue, [{"data": number} for number in range(3)])
     jobs = topics.claim(queue, "w", 3, lease_ms=60_000)
@@ -62,6 +90,20 @@ def test_jobs(topics, queue):
     (again,) = topics.claim(queue, "w")
     assert topics.ack(queue, "w", [jobs[1]])["skipped"] == [2]  # another lease of the same job
     assert topics.ack(queue, "w", [again])["acked"] == 1
+
+
+async def test_trio_reads_and_follows(server):
+    async with AsyncClient(server.url) as topics:
+        await topics.append("c.trio.read", [{"data": number} for number in range(5)])
+        assert [record["data"] async for record in topics.read("c.trio.read", limit=2)] == list(range(5))
+        following = topics.follow("c.trio.read", 5)
+        await topics.append("c.trio.read", [{"data": "new"}])
+        assert (await anext(following))["data"] == "new"
+        await following.aclose()  # type: ignore[attr-defined]
+        assert (await topics.put_router("c.trio", "c.trio.read", "c.trio.to"))["created"]
+        assert (await topics.router("c.trio"))["source"] == "c.trio.read"
+        assert [router["router"] async for router in topics.routers("c.trio")] == ["c.trio"]
+        assert (await topics.remove_router("c.trio"))["deleted"]
 
 
 async def test_every_job_is_done_and_several_at_a_time(server, topics, queue):

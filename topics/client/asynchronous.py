@@ -7,6 +7,7 @@ import httpx
 import trio
 
 from topics.client import calls
+from topics.client.api import FOLLOW_WAIT_MS, items_of
 from topics.client.calls import Job, Record, Request, Unreachable
 from topics.client.retries import AGAIN, Retries
 
@@ -68,6 +69,24 @@ class AsyncClient:
         """Records after a cursor; go on with `next_from_seq`."""
         return await self.send(calls.diff(topic, from_seq, fields))
 
+    async def read(self, topic: str, from_seq: int = 0, **fields: Any) -> AsyncIterator[dict[str, Any]]:
+        """Every record after a cursor up to the head; `{"tombstone": …}` where some were lost to a cap or a TTL."""
+        while True:
+            page = await self.diff(topic, from_seq, **fields)
+            for item in items_of(page):
+                yield item
+            from_seq = page["next_from_seq"]
+            if page["caught_up"]:
+                return
+
+    async def follow(self, topic: str, from_seq: int = 0, **fields: Any) -> AsyncIterator[dict[str, Any]]:
+        """As `read`, and then every new record as it comes."""
+        while True:
+            page = await self.diff(topic, from_seq, **{"wait_ms": FOLLOW_WAIT_MS, **fields})
+            for item in items_of(page):
+                yield item
+            from_seq = page["next_from_seq"]
+
     async def delete(self, topic: str, **selection: Any) -> dict[str, Any]:
         """Delete by `before_seq`, `match`, or both."""
         return await self.send(calls.delete(topic, selection))
@@ -90,6 +109,29 @@ class AsyncClient:
         self, queue: str, node: str, jobs: Sequence[Job | int], *, lease_ms: int, retries: Retries | None = None
     ) -> dict[str, Any]:
         return await self.send(calls.settle(queue, "extend", node, jobs, lease_ms=lease_ms), retries)
+
+    # --- routers --------------------------------------------------------------------------------------------------
+
+    async def put_router(self, router: str, source: str, dest: str, **fields: Any) -> dict[str, Any]:
+        """Copy every record of `source` to `dest`, from now on."""
+        return await self.send(calls.put_router(router, {"source": source, "dest": dest, **fields}))
+
+    async def router(self, router: str) -> dict[str, Any]:
+        return await self.send(calls.router_state(router))
+
+    async def remove_router(self, router: str) -> dict[str, Any]:
+        return await self.send(calls.remove_router(router))
+
+    async def routers(self, prefix: str = "") -> AsyncIterator[dict[str, Any]]:
+        """Every router, page by page."""
+        cursor = ""
+        while True:
+            page = await self.send(calls.list_routers(prefix, cursor))
+            for router in page["routers"]:
+                yield router
+            cursor = page.get("next_cursor", "")
+            if not cursor:
+                return
 
     # --- requests -------------------------------------------------------------------------------------------------
 

@@ -117,6 +117,27 @@ def settle(queue: str, call: str, node: str, jobs: Sequence[Job | int], **fields
     return Request("POST", path_of(queue, call), body)
 
 
+def router_path(router: str) -> str:
+    return f"/v0/routers/{quote(router, safe='')}"
+
+
+def put_router(router: str, fields: Mapping[str, Any]) -> Request:
+    return Request("PUT", router_path(router), fields)
+
+
+def router_state(router: str) -> Request:
+    return Request("GET", router_path(router))
+
+
+def remove_router(router: str) -> Request:
+    return Request("DELETE", router_path(router))
+
+
+def list_routers(prefix: str, cursor: str) -> Request:
+    query = {"prefix": prefix, "cursor": cursor}
+    return Request("GET", "/v0/routers", query={name: value for name, value in query.items() if value})
+
+
 def options(request: Request, timeout_s: float) -> dict[str, Any]:
     """For httpx."""
     timeout = httpx.Timeout(timeout_s, read=timeout_s + request.wait_s)

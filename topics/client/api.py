@@ -1,0 +1,121 @@
+"""Every call of the API as a method that waits for its answer; who carries the requests is left open.
+
+`Client` sends them over HTTP, and `topics.open` answers them in the same process. So a program changes from one to
+the other in one line.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from topics.client import calls
+from topics.client.calls import Job, Record, Request
+from topics.client.retries import Retries
+
+FOLLOW_WAIT_MS = 30_000
+
+
+class Api(ABC):
+    @abstractmethod
+    def send(self, request: Request, retries: Retries | None = None) -> dict[str, Any]:
+        """The answer to one request. Raises what the carrier raises for a refusal."""
+
+    # --- topics ---------------------------------------------------------------------------------------------------
+
+    def put_topic(self, topic: str, **config: Any) -> dict[str, Any]:
+        """Create a topic, or change its configuration."""
+        return self.send(calls.put_topic(topic, config))
+
+    def state(self, topic: str) -> dict[str, Any]:
+        return self.send(calls.state(topic))
+
+    def remove_topic(self, topic: str, *, if_empty: bool = False) -> dict[str, Any]:
+        return self.send(calls.remove_topic(topic, if_empty))
+
+    def topics(self, prefix: str = "") -> Iterator[dict[str, Any]]:
+        """Every topic, page by page."""
+        cursor = ""
+        while True:
+            page = self.send(calls.list_topics(prefix, cursor))
+            yield from page["topics"]
+            cursor = page.get("next_cursor", "")
+            if not cursor:
+                return
+
+    # --- records --------------------------------------------------------------------------------------------------
+
+    def append(self, topic: str, records: Sequence[Record], **fields: Any) -> dict[str, Any]:
+        """Append records: `[{"data": …, "tag": …}, …]`. `fields` are those of the API, such as `idempotency_key`."""
+        return self.send(calls.append(topic, records, fields))
+
+    def diff(self, topic: str, from_seq: int = 0, **fields: Any) -> dict[str, Any]:
+        """Records after a cursor; go on with `next_from_seq`."""
+        return self.send(calls.diff(topic, from_seq, fields))
+
+    def read(self, topic: str, from_seq: int = 0, **fields: Any) -> Iterator[dict[str, Any]]:
+        """Every record after a cursor up to the head, page by page.
+
+        Where records were lost to a cap or a TTL an item `{"tombstone": …}` stands for them.
+        """
+        while True:
+            page = self.diff(topic, from_seq, **fields)
+            yield from items_of(page)
+            from_seq = page["next_from_seq"]
+            if page["caught_up"]:
+                return
+
+    def follow(self, topic: str, from_seq: int = 0, **fields: Any) -> Iterator[dict[str, Any]]:
+        """As `read`, and then every new record as it comes. Waits for it; ends only when it is told to."""
+        while True:
+            page = self.diff(topic, from_seq, **{"wait_ms": FOLLOW_WAIT_MS, **fields})
+            yield from items_of(page)
+            from_seq = page["next_from_seq"]
+
+    def delete(self, topic: str, **selection: Any) -> dict[str, Any]:
+        """Delete by `before_seq`, `match`, or both."""
+        return self.send(calls.delete(topic, selection))
+
+    # --- queues ---------------------------------------------------------------------------------------------------
+
+    def claim(self, queue: str, node: str, max: int = 1, *, lease_ms: int | None = None, wait_ms: int = 0) -> list[Job]:
+        answer = self.send(calls.claim(queue, node, max, lease_ms, wait_ms))
+        return [Job.read(fields) for fields in answer["claimed"]]
+
+    def ack(self, queue: str, node: str, jobs: Sequence[Job | int]) -> dict[str, Any]:
+        return self.send(calls.settle(queue, "ack", node, jobs))
+
+    def nack(self, queue: str, node: str, jobs: Sequence[Job | int], *, delay_ms: int = 0) -> dict[str, Any]:
+        return self.send(calls.settle(queue, "nack", node, jobs, delay_ms=delay_ms))
+
+    def extend(
+        self, queue: str, node: str, jobs: Sequence[Job | int], *, lease_ms: int, retries: Retries | None = None
+    ) -> dict[str, Any]:
+        return self.send(calls.settle(queue, "extend", node, jobs, lease_ms=lease_ms), retries)
+
+    # --- routers --------------------------------------------------------------------------------------------------
+
+    def put_router(self, router: str, source: str, dest: str, **fields: Any) -> dict[str, Any]:
+        """Copy every record of `source` to `dest`, from now on."""
+        return self.send(calls.put_router(router, {"source": source, "dest": dest, **fields}))
+
+    def router(self, router: str) -> dict[str, Any]:
+        return self.send(calls.router_state(router))
+
+    def remove_router(self, router: str) -> dict[str, Any]:
+        return self.send(calls.remove_router(router))
+
+    def routers(self, prefix: str = "") -> Iterator[dict[str, Any]]:
+        """Every router, page by page."""
+        cursor = ""
+        while True:
+            page = self.send(calls.list_routers(prefix, cursor))
+            yield from page["routers"]
+            cursor = page.get("next_cursor", "")
+            if not cursor:
+                return
+
+
+def items_of(page: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    if page["tombstone"] is not None:
+        yield {"tombstone": page["tombstone"]}
+    yield from page["records"]
