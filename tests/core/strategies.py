@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from topics.core.block import Block
 from topics.core.events import Appended, CreatedAndAppended, Event
+from topics.core.extras import Extras
 from topics.core.requests import quoted
 
 # No deadline: the first example of a run pays for imports, and machines differ.
@@ -54,6 +55,8 @@ class Draft(NamedTuple):
     meta_len: int
     priority: int = 0
     hops: int = 0
+    due: int = 0
+    origin: bytes = b""
 
 
 class Fact(NamedTuple):
@@ -68,6 +71,8 @@ class Fact(NamedTuple):
     meta_len: int
     priority: int
     hops: int
+    due: int
+    origin: bytes
 
 
 @st.composite
@@ -84,15 +89,17 @@ def drafts(draw: st.DrawFn) -> Draft:
         node_name,
         len(head),
         len(meta or b""),
-        draw(st.integers(0, 255)),
+        draw(st.just(0) | st.integers(0, 255)),
         draw(st.integers(0, 8)),
+        draw(st.just(0) | st.integers(1, 2**64 - 1)),
+        draw(st.just(b"") | st.binary(min_size=16, max_size=16)),
     )
 
 
 def block_of(first_seq: int, base_ts: int, records: list[Draft]) -> Block:
     block = Block(first_seq, base_ts)
     ts = base_ts
-    for draft in records:
+    for index, draft in enumerate(records):
         ts += draft.ts_step
         block.add(
             draft.text,
@@ -104,10 +111,17 @@ def block_of(first_seq: int, base_ts: int, records: list[Draft]) -> Block:
             priority=draft.priority,
             hops=draft.hops,
         )
+        if draft.due:
+            block.need_extras().due(index, draft.due)
+        if draft.origin:
+            block.need_extras().origins[index] = draft.origin
     return block
 
 
 def facts(block: Block) -> list[Fact]:
+    extras = block.extras or Extras()
+    assert block.extras is None or block.extras, "a block without extras has none"
+    assert extras.ranked == any(block.priorities)
     return [
         Fact(
             block.first_seq + i,
@@ -119,6 +133,8 @@ def facts(block: Block) -> list[Fact]:
             block.meta_lens[i],
             block.priorities[i],
             block.hops[i],
+            extras.dues.get(i) if extras.dues is not None else 0,
+            extras.origins.get(i, b""),
         )
         for i in range(len(block))
     ]

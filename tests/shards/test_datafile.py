@@ -10,6 +10,7 @@ from tests.core.strategies import Draft, block_of, facts, record_lists, texts
 from topics.core.block import BadBlock, Block
 from topics.core.blockform import flags_from_mask
 from topics.core.chunk import DataFile
+from topics.core.extras import Extras
 from topics.core.match import TagMatch
 from topics.core.requests import quoted
 from topics.core.tags import Pattern
@@ -93,6 +94,9 @@ def test_what_is_stored_comes_back(pieces, packed):
         assert (chunk.first_seq, chunk.last_seq) == (item.block.first_seq, item.block.last_seq)
         assert chunk.tagged == bool(item.block.tags)
         assert (chunk.sizes, chunk.ts) == (item.block.sizes(), item.block.ts)
+        extras = item.block.extras or Extras()
+        assert chunk.ranks == (item.block.priorities if extras.ranked else None)
+        assert chunk.dues == extras.dues
         frame = files.open(info.path).read_at(chunk.offset, chunk.length)
         texts = datafile.decode_texts(frame, info.seed)
         assert [texts.record(i) for i in range(len(texts))] == [item.block.record(i) for i in range(len(texts))]
@@ -191,7 +195,8 @@ def test_an_index_that_checks_but_makes_no_sense_is_refused_without_allocating(h
 
 
 def test_an_index_without_entries_is_fine():
-    assert datafile.decode_index(checked((1, 0, 0, 0, 0, 64, 3, 0)), 3) == Index([], array("I"), array("I"), 0, 64, 0)
+    nothing = Index([], array("I"), array("I"), 0, 64, 0, {})
+    assert datafile.decode_index(checked((1, 0, 0, 0, 0, 64, 3, 0)), 3) == nothing
 
 
 @pytest.mark.parametrize("spoil", ["missing", "empty", "flipped", "cut", "foreign"])

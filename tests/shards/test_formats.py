@@ -61,11 +61,13 @@ NAMES = (
     "segments/7/seg-00000000000000000001.idx",
     "packs/pack-0000000002.data",
     "packs/pack-0000000002.idx",
+    "packs/pack-0000000003.data",
+    "packs/pack-0000000003.idx",
     "snapshot.1",
     "slots.used",
     "heads.reg",
 )
-SEGMENT_PATH, PACK_PATH = NAMES[2], NAMES[4]
+SEGMENT_PATH, PACK_PATH, JOBS_PATH = NAMES[2], NAMES[4], NAMES[6]
 
 
 # -- what the files hold
@@ -84,6 +86,16 @@ def block(first_seq: int, ts: int, n: int) -> Block:
         meta = metas[i % 5]
         text = b'%b,"data":%b%b}' % (head, datas[i % 5], b',"meta":' + meta if meta else b"")
         drafts.append(Draft(text, min(i, 1), tags[i % 5], node, len(head), len(meta), i % 3, i % 2))
+    return block_of(first_seq, ts, drafts)
+
+
+def jobs(first_seq: int, ts: int) -> Block:
+    """Priorities, times before which a job must not be claimed, and copies that the server made."""
+    terms = [(9, 0, b""), (0, ts + 60_000, b""), (0, 0, bytes(range(16))), (3, 2**40, bytes(16))]
+    drafts = []
+    for seq, (priority, due, origin) in enumerate(terms, first_seq):
+        head = b'{"$seq":%d,"$ts":%d' % (seq, ts)
+        drafts.append(Draft(head + b',"data":1}', 0, b"", b"", len(head), 0, priority, 0, due, origin))
     return block_of(first_seq, ts, drafts)
 
 
@@ -115,6 +127,7 @@ SEGMENT_BLOCKS = [
     Stored(7, 3, block(20, 2**40, 1), 0b1),
 ]
 PACK_BLOCKS = [Stored(8, 4, block(1, 1000, 2), 0), Stored(9, 5, block(6, 3000, 3), 0b010)]
+JOB_BLOCKS = [Stored(10, 6, jobs(1, 1000), 0b0100), Stored(10, 6, block(7, 3000, 1), 0)]
 SLOTS = {0, 7, 8, 600, 1023}
 CELLS = [0x1122334455667788, 12, 0, 2**64 - 1, 65_536, 0, 0, 1]
 
@@ -144,6 +157,14 @@ def infos() -> tuple[DataFile, DataFile]:
     return DataFile(1, SEGMENT, SEGMENT_PATH, 0x5EED0001, 7), DataFile(2, PACK, PACK_PATH, 0x5EED0002)
 
 
+def all_infos() -> tuple[DataFile, ...]:
+    """Also the one that no snapshot names."""
+    return *infos(), DataFile(3, PACK, JOBS_PATH, 0x5EED0003)
+
+
+ALL_BLOCKS = (SEGMENT_BLOCKS, PACK_BLOCKS, JOB_BLOCKS)
+
+
 # -- writing them
 
 
@@ -160,9 +181,9 @@ def write_log(files: Files) -> None:
 def write_data(files: Files) -> list[DataFile]:
     files.make_dir("segments/7")
     files.make_dir("packs")
-    segment, pack = infos()
-    datafile.write_data_file(files, segment, SEGMENT_BLOCKS)
-    datafile.write_data_file(files, pack, PACK_BLOCKS)
+    segment, pack, others = all_infos()
+    for info, items in zip((segment, pack, others), ALL_BLOCKS, strict=True):
+        datafile.write_data_file(files, info, items)
     return [segment, pack]
 
 
@@ -250,9 +271,9 @@ def test_the_golden_log_is_read(files):
     assert [number for number, _ in report.files] == [1, 2]
 
 
-@pytest.mark.parametrize("which", [0, 1], ids=["segment", "pack"])
+@pytest.mark.parametrize("which", [0, 1, 2], ids=["segment", "pack", "jobs"])
 def test_golden_data_files_are_read(files, which):
-    info, items = infos()[which], (SEGMENT_BLOCKS, PACK_BLOCKS)[which]
+    info, items = all_infos()[which], ALL_BLOCKS[which]
     index = datafile.decode_index(golden(datafile.index_path(info.path)), info.id)
     handle = files.open(info.path)
     assert len(index.entries) == len(items)
@@ -262,6 +283,9 @@ def test_golden_data_files_are_read(files, which):
         assert (entry.topic_id, entry.epoch) == (item.topic_id, item.epoch)
         assert datafile.read_flags(handle, chunk) == item.dead
         assert (chunk.ts, chunk.sizes) == (item.block.ts, item.block.sizes())
+        extras = item.block.extras
+        assert chunk.ranks == (item.block.priorities if extras is not None and extras.ranked else None)
+        assert chunk.dues == (extras.dues if extras is not None else None)
     assert index.lost_bytes == 0
     os.unlink(Path(files._root) / datafile.index_path(info.path))
     info.size = len(golden(info.path))
@@ -345,6 +369,15 @@ def by_hand(data: bytes, at: int) -> dict[str, Any]:
         for _ in range(count):
             nodes.append(left[2 : 2 + u(left, 0, 2)])
             left = left[2 + u(left, 0, 2) :]
+    dues, origins = {}, {}
+    while u(data, at + 6, 2) & 16 and left:
+        kind, length, part, left = left[0], u(left, 1, 4), left[5 : 5 + u(left, 1, 4)], left[5 + u(left, 1, 4) :]
+        if kind == 1:
+            k = length // 10
+            dues = {u(part, 2 * i, 2): u(part, 2 * k + 8 * i, 8) for i in range(k)}
+        else:
+            assert kind == 2
+            origins = {u(part, 18 * i, 2): part[18 * i + 2 : 18 * i + 18] for i in range(length // 18)}
     assert not left
     return {
         "frame_len": u(data, at, 4),
@@ -362,6 +395,8 @@ def by_hand(data: bytes, at: int) -> dict[str, Any]:
                 meta_lens[i],
                 priorities[i],
                 hops[i],
+                dues.get(i, 0),
+                origins.get(i, b""),
             )
             for i in range(n)
         ],
@@ -370,7 +405,7 @@ def by_hand(data: bytes, at: int) -> dict[str, Any]:
 
 
 def test_the_table_of_blocks_and_data_files():
-    for info, items, kind in zip(infos(), (SEGMENT_BLOCKS, PACK_BLOCKS), (1, 2), strict=True):
+    for info, items, kind in zip(all_infos(), ALL_BLOCKS, (1, 2, 2), strict=True):
         data = golden(info.path)
         assert data[:8] == b"TOPICSDF"
         assert (u(data, 8, 4), u(data, 12, 4)) == (1, kind)
@@ -383,7 +418,8 @@ def test_the_table_of_blocks_and_data_files():
             assert found["records"] == [
                 tuple(fact)[2:3] + tuple(fact)[1:2] + tuple(fact)[3:] for fact in facts(item.block)
             ]
-            assert found["version, kind, flags"] == (1, 0, 1 * item.block.crlf + 2 * bool(item.block.tags))
+            flags = 1 * item.block.crlf + 2 * bool(item.block.tags) + 16 * (item.block is JOB_BLOCKS[0].block)
+            assert found["version, kind, flags"] == (1, 0, flags)
             assert found["first_seq, base_ts"] == (item.block.first_seq, item.block.base_ts)
             assert found["stored"]
             assert found["owner"] == (item.topic_id, item.epoch, 0, 0)
@@ -403,19 +439,30 @@ def test_the_table_of_the_index():
     assert data[:8] == b"TOPICSIX"
     blocks, records, tags, tag_bytes = u(data, 12, 4), u(data, 16, 8), u(data, 24, 8), u(data, 32, 8)
     assert (u(data, 8, 4), blocks, records) == (1, 3, 10)
-    assert (u(data, 40, 8), u(data, 48, 8), u(data, 56, 8)) == (len(golden(SEGMENT_PATH)), 1, 0)
+    assert (u(data, 40, 8), u(data, 48, 8)) == (len(golden(SEGMENT_PATH)), 1)
     ts_at = 64 + 56 * blocks
     run_at = ts_at + 8 * records
     blob_at = run_at + 16 * tags
-    assert len(data) == blob_at + tag_bytes + 8
+    jobs_at = blob_at + tag_bytes
+    assert len(data) == jobs_at + u(data, 56, 8) + 8
+    assert data[jobs_at:-8] == bytes(fact.priority for item in SEGMENT_BLOCKS[:2] for fact in facts(item.block))
     assert u(data, len(data) - 8, 8) == xxhash.xxh3_64_intdigest(data[:-8])
     entry = struct.unpack_from("<5Q4I", data, 64 + 56)
     assert entry[:4] == (7, 3, 8, 2000)
-    assert (entry[6], entry[7], entry[8]) == (2, 1, 0)
+    assert (entry[6], entry[7], entry[8]) == (2, 1 | 2, 0)
     run = [struct.unpack_from("<QIHH", data, run_at + 16 * i) for i in range(tags)]
     found = [(data[blob_at + offset : blob_at + offset + length], seq) for seq, offset, length, _ in run]
     assert found == sorted((fact.tag, fact.seq) for item in SEGMENT_BLOCKS for fact in facts(item.block) if fact.tag)
     assert tag_bytes == sum(map(len, {tag for tag, _ in found}))
+
+
+def test_the_table_of_the_columns_of_jobs():
+    data = golden(datafile.index_path(JOBS_PATH))
+    assert [struct.unpack_from("<5Q4I", data, 64 + 56 * i)[7] for i in range(2)] == [2 | 4, 1]
+    part = data[-8 - u(data, 56, 8) : -8]
+    assert part[:4] == bytes((9, 0, 0, 3))
+    assert (u(part, 4, 2), u(part, 6, 2), u(part, 8, 2)) == (2, 1, 3)
+    assert (u(part, 10, 8), u(part, 18, 8), len(part)) == (61_000, 2**40, 26)
 
 
 def test_the_table_of_the_snapshot():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 from operator import add
 
+from topics.core.extras import Extras
 from topics.limits import BLOCK_RECORDS_MAX, BLOCK_TEXT_BYTES
 
 TS_DELTA_MAX = 0xFFFFFFFF
@@ -28,6 +29,7 @@ class Block:
         "crlf",
         "data_offs",
         "ends",
+        "extras",
         "first_seq",
         "hops",
         "known_sizes",
@@ -56,6 +58,7 @@ class Block:
         self.priorities = bytearray()
         self.hops = bytearray()
         self.crlf = False
+        self.extras: Extras | None = None  # most blocks have none
         self.known_sizes: array[int] | None = None  # once somebody asked, see `sizes`
 
     @classmethod
@@ -83,6 +86,7 @@ class Block:
         block.priorities = bytearray(1)
         block.hops = bytearray(1)
         block.crlf = b"\n" in text or b"\r" in text
+        block.extras = None
         block.known_sizes = None
         return block
 
@@ -120,6 +124,8 @@ class Block:
         self.meta_lens.append(meta_len)
         self.node_ids.append(self._node_id(node) if node else 0)
         self.priorities.append(priority)
+        if priority:
+            self.need_extras().ranked = True
         self.hops.append(hops)
         if not self.crlf and (b"\n" in text or b"\r" in text):
             self.crlf = True
@@ -186,6 +192,8 @@ class Block:
 
     def extend(self, other: "Block") -> None:
         """Take over the records of `other` (see `takes`)."""
+        if other.extras is not None:
+            self._extend_extras(other, 0, len(other), len(self))
         body = self.text
         assert isinstance(body, bytearray)
         if body:
@@ -220,6 +228,20 @@ class Block:
                 self.known_sizes.append(other.size)
             else:
                 self.known_sizes.extend(other.sizes())
+
+    def _extend_extras(self, other: "Block", low: int, high: int, shift: int) -> None:
+        assert other.extras is not None
+        extras = self.need_extras()
+        extras.take(other.extras, low, high, shift)
+        extras.ranked = extras.ranked or any(other.priorities[low:high])
+        if not extras:
+            self.extras = None
+
+    def need_extras(self) -> Extras:
+        """Its extras, to be added to."""
+        if self.extras is None:
+            self.extras = Extras()
+        return self.extras
 
     @property
     def size(self) -> int:
@@ -269,6 +291,8 @@ class Block:
                 priority=self.priorities[i],
                 hops=self.hops[i],
             )
+        if self.extras is not None:
+            part._extend_extras(self, low, high, 0)
         return part
 
 

@@ -4,13 +4,15 @@ Block body, little endian (in a WAL frame as it is; in a data file followed by a
 
     off   size  field
       0      4  frame_len      length of body, or of body + trailer in a data file
-      4      4  version u8, kind u8 (0 direct, 1 derived), flags u16 (1 CR/LF in text, 2 tags, 4 compressed, 8 ids)
+      4      4  version u8, kind u8 (0 direct, 1 derived), flags u16 (1 CR/LF in text, 2 tags, 4 compressed, 8 ids,
+                16 extensions)
       8     16  first_seq u64, base_ts u64
      24     16  n u32, raw text_len u32, stored text_len u32, side_len u32
      40     32  topic id u64, epoch u64, source epoch u64, source seq u64 (derived blocks)
      72   20·n  columns: text end u32, ts delta u32, tag end u32, data offset u16, meta length u16, node index u16,
                 priority u8, hops u8
-      …   side  quoted tags, then the node dictionary (u16 count, then u16 length + quoted name each)
+      …   side  quoted tags, then the node dictionary (u16 count, then u16 length + quoted name each) if there are nodes
+                or extensions, then with flag 16 the extensions (extras.py)
       …   text  {"$seq":…,"$ts":…[,"$node":…],"data":…[,"meta":…]} joined by ","
 
 Trailer in a data file: XXH3-64 of the body (seeded per file, so that stale bytes of another file never check), then
@@ -28,12 +30,13 @@ from array import array
 import xxhash
 
 from topics.core.block import BadBlock, Block
+from topics.core.extras import BadExtras, Extras
 from topics.limits import BLOCK_RECORDS_MAX
 
 HEADER = struct.Struct("<IBBHQQIIIIQQQQ")
 VERSION = 1
 DIRECT = 0
-FLAG_CRLF, FLAG_TAGS = 1, 2
+FLAG_CRLF, FLAG_TAGS, FLAG_EXTRAS = 1, 2, 16
 DELETED = 0xD5
 COLUMN_BYTES = 20
 CHECKSUM_BYTES = 8
@@ -49,12 +52,14 @@ def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0) ->
     n = len(block.ends)
     names = block.nodes
     side: list[bytes] = [bytes(block.tags)]
-    if names:
+    extensions = block.extras.encode() if block.extras is not None else b""
+    if names or extensions:
         side.append(_U16.pack(len(names)))
         side.extend(_U16.pack(len(name)) + name for name in names)
+        side.append(extensions)
     side_len = sum(map(len, side))
     text_len = len(block.text)
-    flags = (FLAG_CRLF if block.crlf else 0) | (FLAG_TAGS if block.tags else 0)
+    flags = (FLAG_CRLF if block.crlf else 0) | (FLAG_TAGS if block.tags else 0) | (FLAG_EXTRAS if extensions else 0)
     length = HEADER.size + COLUMN_BYTES * n + side_len + text_len + trailer
     return b"".join(
         (
@@ -117,7 +122,7 @@ class BlockHead:
             self.frame_len, version, kind, self.flags, self.first_seq, self.base_ts, self.n, self.text_len, stored,
             self.side_len, self.topic_id, self.epoch, _source_epoch, _source_seq,
         ) = HEADER.unpack_from(data, offset)  # fmt: skip
-        if version != VERSION or kind != DIRECT or self.flags & ~(FLAG_CRLF | FLAG_TAGS):
+        if version != VERSION or kind != DIRECT or self.flags & ~(FLAG_CRLF | FLAG_TAGS | FLAG_EXTRAS):
             raise BadBlock(f"block version {version}, kind {kind}, flags {self.flags:#x} is not known")
         if not 1 <= self.n <= BLOCK_RECORDS_MAX or stored != self.text_len:
             raise BadBlock("block header is not plausible")
@@ -147,7 +152,7 @@ def decode_block(
     if tags_len > head.side_len:
         raise BadBlock("tags run past the side part")
     block.tags = bytes(view[at : at + tags_len])
-    block.nodes = _decode_nodes(bytes(view[at + tags_len : at + head.side_len]))
+    _decode_side(block, head, bytes(view[at + tags_len : at + head.side_len]))
     at += head.side_len
     block.text = view[at:] if share else bytes(view[at:])
     block.crlf = bool(head.flags & FLAG_CRLF)
@@ -181,9 +186,26 @@ def _decode_columns(block: Block, view: memoryview, n: int) -> int:
     return at + COLUMN_BYTES * n
 
 
-def _decode_nodes(side: bytes) -> list[bytes]:
+def _decode_side(block: Block, head: BlockHead, side: bytes) -> None:
+    """The nodes and the extras of a block, from what follows its tags."""
+    names, at = _decode_nodes(side)
+    extras = Extras()
+    extras.ranked = block.priorities.count(0) != head.n
+    if head.flags & FLAG_EXTRAS:
+        try:
+            extras.decode(side[at:], head.n)
+        except BadExtras as error:
+            raise BadBlock(str(error)) from error
+    elif at != len(side):
+        raise BadBlock("node dictionary does not fill the side part")
+    block.nodes = names
+    block.extras = extras if extras else None
+
+
+def _decode_nodes(side: bytes) -> tuple[list[bytes], int]:
+    """The node dictionary, and where it ends."""
     if not side:
-        return []
+        return [], 0
     names = []
     try:
         (count,) = _U16.unpack_from(side)
@@ -194,9 +216,7 @@ def _decode_nodes(side: bytes) -> list[bytes]:
             at += 2 + length
     except struct.error as error:
         raise BadBlock("node dictionary is cut off") from error
-    if at != len(side):
-        raise BadBlock("node dictionary does not fill the side part")
-    return names
+    return names, at
 
 
 def check_frame(frame: bytes | bytearray | memoryview, seed: int) -> BlockHead:

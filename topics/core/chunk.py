@@ -1,13 +1,15 @@
 """A chunk: what a topic keeps resident about one block, whether the block itself is in memory or in a file.
 
 Per record that is eight bytes (time and size) and one bit (dead or not); the text stays in the block. Counting,
-eviction, expiry and deletion need nothing else, so they never read a file.
+eviction, expiry and deletion need nothing else, so they never read a file. Where records have priorities that is a byte
+more each, and ten for each that has a time before which it must not be claimed.
 """
 
 from array import array
 
 from topics.core.bits import span
 from topics.core.block import Block
+from topics.core.extras import Dues
 
 
 class DataFile:
@@ -32,8 +34,8 @@ class Chunk:
     """One block's worth of a topic's log."""
 
     __slots__ = (
-        "base_ts", "block", "dead", "file", "first_seq", "flags_dirty", "gone", "length", "live", "live_bytes",
-        "offset", "open", "sizes", "tagged", "ts",
+        "base_ts", "block", "dead", "dues", "file", "first_seq", "flags_dirty", "gone", "length", "live", "live_bytes",
+        "offset", "open", "ranks", "sizes", "tagged", "ts",
     )  # fmt: skip
 
     def __init__(self, first_seq: int, base_ts: int, ts: "array[int]", sizes: "array[int]") -> None:
@@ -51,6 +53,8 @@ class Chunk:
         self.length = 0
         self.tagged = False
         self.gone = False  # no longer part of its topic's log
+        self.ranks: bytes | bytearray | None = None  # priorities, if some are not 0
+        self.dues: Dues | None = None  # when records may first be claimed, if some have to wait
         self.flags_dirty = False  # deleted since its file's delete flags were last written
 
     @classmethod
@@ -61,7 +65,14 @@ class Chunk:
         chunk.block = block
         chunk.open = True
         chunk.tagged = bool(block.tags)
+        chunk.take_extras(block)
         return chunk
+
+    def take_extras(self, block: Block) -> None:
+        """What has to stay resident of the block's extras; it grows with them."""
+        if block.extras is not None:
+            self.ranks = block.priorities if block.extras.ranked else None
+            self.dues = block.extras.dues
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -82,6 +93,8 @@ class Chunk:
         self.live += len(block.ends)
         self.live_bytes += added
         self.tagged = self.tagged or bool(block.tags)
+        if block.extras is not None:
+            self.take_extras(self.block)
         return added
 
     def kill(self, low: int, high: int) -> tuple[int, int]:

@@ -353,6 +353,7 @@ def _chunk_of(stored: Stored, entry: Entry) -> Chunk:
     chunk.block = block
     chunk.offset, chunk.length = entry.offset, entry.frame_len
     chunk.tagged = bool(block.tags)
+    chunk.take_extras(block)
     return chunk
 
 

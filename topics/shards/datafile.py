@@ -11,12 +11,13 @@ file id u64, topic id u64 (segments), 16 bytes reserved, XXH3-64 of bytes 0..56)
       0     8  magic "TOPICSIX"
       8    16  version u32, blocks u32, records u64
      24    16  tag entries u64, tag bytes u64
-     40    24  data size u64, file id u64, reserved u64
+     40    24  data size u64, file id u64, bytes of the jobs' columns u64
      64  56·b  per block: topic id, epoch, first_seq, base_ts, offset (u64 each), frame_len u32, n u32, flags u32, 0 u32
       …   4·r  ts deltas of all records, in block order
       …   4·r  sizes of all records
       …  16·t  tag run: seq u64, offset of the tag u32, length u16, 0 u16, sorted by (tag, seq); segments only
       …     …  tag bytes (quoted tags, equal ones stored once)
+      …     …  columns of jobs (jobcolumns.py)
       …     8  XXH3-64 of everything before
 
 A block that no longer checks stays in the index, so that a reader who meets it finds out and its range is reported.
@@ -36,9 +37,12 @@ from topics.core.block import BadBlock, Block
 from topics.core.blockform import DIRECT, HEADER, BlockHead, check_frame, decode_block, encode_frame, mask_from_flags
 from topics.core.blockform import VERSION as BLOCK_VERSION
 from topics.core.chunk import Chunk, DataFile
+from topics.core.extras import BadExtras
 from topics.core.match import prefix_end
 from topics.core.tags import Pattern
+from topics.shards import jobcolumns
 from topics.shards.files import File, Files
+from topics.shards.jobcolumns import JobColumns
 
 log = logging.getLogger(__name__)
 DATA_MAGIC, INDEX_MAGIC = b"TOPICSDF", b"TOPICSIX"
@@ -83,6 +87,10 @@ class Entry(NamedTuple):
     flags: int
 
 
+def entry_flags(block: Block) -> int:
+    return (ENTRY_TAGGED if block.tags else 0) | jobcolumns.flags_of(block)
+
+
 def index_path(path: str) -> str:
     return path.removesuffix(".data") + ".idx"
 
@@ -120,7 +128,7 @@ def _write_frames(file: File, info: DataFile, blocks: Sequence[Stored], entries:
         entries.append(
             Entry(
                 stored.topic_id, stored.epoch, block.first_seq, block.base_ts, position, len(frame), len(block),
-                ENTRY_TAGGED if block.tags else 0,
+                entry_flags(block),
             )
         )  # fmt: skip
         parts.append(frame)
@@ -152,14 +160,15 @@ def decode_data_header(data: bytes) -> DataHeader | None:
 
 def encode_index(info: DataFile, entries: Sequence[Entry], blocks: Sequence[Block]) -> list[bytes]:
     run, blob = _tag_run(blocks) if info.kind == SEGMENT else (b"", b"")
+    jobs = jobcolumns.encode(blocks)
     head = _INDEX_HEADER.pack(
         INDEX_MAGIC, VERSION, len(entries), sum(entry.n for entry in entries), len(run) // _TAG.size, len(blob),
-        info.size, info.id, 0,
+        info.size, info.id, len(jobs),
     )  # fmt: skip
     parts = [head, *[_ENTRY.pack(*entry, 0) for entry in entries]]
     parts += [block.ts.tobytes() for block in blocks]
     parts += [block.sizes().tobytes() for block in blocks]
-    parts += [run, blob]
+    parts += [run, blob, jobs]
     digest = xxhash.xxh3_64()
     for part in parts:
         digest.update(part)
@@ -193,6 +202,7 @@ class Index(NamedTuple):
     tag_count: int
     tag_at: int  # offset of the tag run in the index file
     lost_bytes: int  # of the data file that belong to no entry: blocks that cannot even be told apart
+    jobs: dict[int, JobColumns]  # by the offset of a block, of those that have any
 
 
 def read_index(files: Files, info: DataFile) -> Index:
@@ -226,9 +236,9 @@ def decode_index(data: bytes, file_id: int) -> Index:
         raise BadFile("index is cut off")
     if xxhash.xxh3_64_intdigest(memoryview(data)[:-8]) != _U64.unpack(data[-8:])[0]:
         raise BadFile("index checksum does not match")
-    magic, version, blocks, records, tags, tag_bytes, data_size, owner, _ = _INDEX_HEADER.unpack_from(data)
+    magic, version, blocks, records, tags, tag_bytes, data_size, owner, job_bytes = _INDEX_HEADER.unpack_from(data)
     at = _INDEX_HEADER.size
-    size = at + blocks * _ENTRY.size + records * 8 + tags * _TAG.size + tag_bytes + 8
+    size = at + blocks * _ENTRY.size + records * 8 + tags * _TAG.size + tag_bytes + job_bytes + 8
     if magic != INDEX_MAGIC or version != VERSION or owner != file_id or size != len(data):
         raise BadFile("index header is not plausible")
     entries = [Entry(*fields[:8]) for fields in _ENTRY.iter_unpack(data[at : at + blocks * _ENTRY.size])]
@@ -239,7 +249,15 @@ def decode_index(data: bytes, file_id: int) -> Index:
     ts.frombytes(data[at : at + 4 * records])
     sizes.frombytes(data[at + 4 * records : at + 8 * records])
     lost_bytes = data_size - HEADER_BYTES - sum(entry.frame_len for entry in entries)
-    return Index(entries, ts, sizes, tags, at + 8 * records, lost_bytes)
+    try:
+        jobs = (
+            jobcolumns.decode(data[-8 - job_bytes : -8], [(entry.offset, entry.n, entry.flags) for entry in entries])
+            if job_bytes
+            else {}
+        )
+    except BadExtras as error:
+        raise BadFile(str(error)) from error
+    return Index(entries, ts, sizes, tags, at + 8 * records, lost_bytes, jobs)
 
 
 def rebuild_index(files: Files, info: DataFile, data: bytes) -> Index:
@@ -247,7 +265,7 @@ def rebuild_index(files: Files, info: DataFile, data: bytes) -> Index:
     entries: list[Entry] = []
     blocks: list[Block] = []
     for offset, block, head in read_frames(data, info):
-        flags = ENTRY_TAGGED if block.tags else 0
+        flags = entry_flags(block)
         entries.append(
             Entry(head.topic_id, head.epoch, head.first_seq, head.base_ts, offset, head.frame_len, head.n, flags)
         )
@@ -314,6 +332,7 @@ def chunks_of(info: DataFile, index: Index) -> Iterator[tuple[Entry, Chunk]]:
         chunk.offset = entry.offset
         chunk.length = entry.frame_len
         chunk.tagged = bool(entry.flags & ENTRY_TAGGED)
+        jobcolumns.hang(chunk, index.jobs.get(entry.offset))
         at += entry.n
         yield entry, chunk
 

@@ -11,9 +11,10 @@ from topics.core.block import BadBlock, Block
 from topics.core.blockform import DELETED, BlockHead, check_frame, decode_block
 from topics.core.chunk import DataFile
 from topics.shards import datafile
-from topics.shards.datafile import ENTRY_TAGGED, HEADER_BYTES, Entry, Index
+from topics.shards.datafile import HEADER_BYTES, Entry, Index, entry_flags
 from topics.shards.files import File, Files
 from topics.shards.findings import CORRUPT, IN_COLD, MISSING, Finding, Note, Tally, read_whole, unreadable
+from topics.shards.jobcolumns import NOTHING
 
 LOST = "Readers who cross these records get a tombstone with reason corrupt. To have them back, restore from a backup."
 REFUSED = "Readers of these records are refused until the file is back as it was; nothing is given up for lost."
@@ -199,7 +200,9 @@ def _indexed(index: Index) -> Iterator[_Span]:
 
 
 def _agrees(span: _Span, block: Block, head: BlockHead, index: Index) -> bool:
-    flags = ENTRY_TAGGED if block.tags else 0
+    flags = entry_flags(block)
     said = Entry(head.topic_id, head.epoch, head.first_seq, head.base_ts, span.offset, head.frame_len, head.n, flags)
     end = span.at + head.n
+    if not index.jobs.get(span.offset, NOTHING).fits(block):
+        return False
     return said == span.entry and block.ts == index.ts[span.at : end] and block.sizes() == index.sizes[span.at : end]

@@ -1,0 +1,129 @@
+"""What some records have beside their text: when they may first be claimed, and whose copies they are.
+
+A block that has nothing of the kind has no `Extras` at all. In its bytes they are the typed extensions at the end of
+the side part, each u8 type, u32 length, then:
+
+    1 not before   k times u16 index of the record, then k times u64 unix ms; by index
+    2 origin       k times u16 index of the record and 16 bytes; by index
+
+The origin of a record that the server itself copied is a digest of where it was: a copy that may have been made before
+a crash is found by it. Readers never see it.
+"""
+
+import struct
+from array import array
+from bisect import bisect_left
+from collections.abc import Iterator
+
+NOT_BEFORE, ORIGIN = 1, 2
+ORIGIN_BYTES = 16
+_HEAD = struct.Struct("<BI")
+_ORIGIN = struct.Struct("<H16s")
+_DUE_BYTES = 10
+
+
+class BadExtras(ValueError):
+    """These bytes are not extensions of this version."""
+
+
+class Dues:
+    """The times before which records of one block must not be claimed; by index, ascending. Ten bytes each."""
+
+    __slots__ = ("_mask", "_masked", "at", "when")
+
+    def __init__(self, at: "array[int] | None" = None, when: "array[int] | None" = None) -> None:
+        self.at = array("H") if at is None else at
+        self.when = array("Q") if when is None else when
+        self._mask = self._masked = 0
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Dues) and self.at == other.at and self.when == other.when
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return iter(zip(self.at, self.when, strict=True))
+
+    def add(self, index: int, when: int) -> None:
+        self.at.append(index)
+        self.when.append(when)
+
+    def get(self, index: int) -> int:
+        """0 if the record has none."""
+        place = bisect_left(self.at, index)
+        return self.when[place] if place < len(self.at) and self.at[place] == index else 0
+
+    @property
+    def mask(self) -> int:
+        """A bit for every record that has one."""
+        for place in range(self._masked, len(self.at)):
+            self._mask |= 1 << self.at[place]
+        self._masked = len(self.at)
+        return self._mask
+
+    def encode(self) -> bytes:
+        return self.at.tobytes() + self.when.tobytes()
+
+    @classmethod
+    def decode(cls, data: bytes, n: int) -> "Dues":
+        """Of a block of `n` records. Raises BadExtras."""
+        count = len(data) // _DUE_BYTES
+        at, when = array("H", data[: 2 * count]), array("Q", data[2 * count :])
+        if not count or len(data) % _DUE_BYTES or at[-1] >= n or sorted(set(at)) != at.tolist():
+            raise BadExtras("the times of a block do not fit its records")
+        return cls(at, when)
+
+
+class Extras:
+    __slots__ = ("dues", "origins", "ranked")
+
+    def __init__(self) -> None:
+        self.ranked = False  # some priority is not 0; the block has a column of them anyhow
+        self.dues: Dues | None = None
+        self.origins: dict[int, bytes] = {}
+
+    def __bool__(self) -> bool:
+        return self.ranked or self.dues is not None or bool(self.origins)
+
+    def due(self, index: int, when: int) -> None:
+        """To be called in the order of the records."""
+        if self.dues is None:
+            self.dues = Dues()
+        self.dues.add(index, when)
+
+    def take(self, other: "Extras", low: int, high: int, shift: int) -> None:
+        """Take over what the records [low, high) of another block have; the first of them is `shift` here."""
+        for index, when in other.dues or ():
+            if low <= index < high:
+                self.due(shift + index - low, when)
+        for index, origin in other.origins.items():
+            if low <= index < high:
+                self.origins[shift + index - low] = origin
+
+    def encode(self) -> bytes:
+        """The typed extensions; empty if there are none."""
+        parts = []
+        if self.dues is not None:
+            data = self.dues.encode()
+            parts += [_HEAD.pack(NOT_BEFORE, len(data)), data]
+        if self.origins:
+            data = b"".join(_ORIGIN.pack(index, origin) for index, origin in self.origins.items())
+            parts += [_HEAD.pack(ORIGIN, len(data)), data]
+        return b"".join(parts)
+
+    def decode(self, data: bytes, n: int) -> None:
+        """Take over the extensions of a block of `n` records. Raises BadExtras."""
+        at = 0
+        while at < len(data):
+            if len(data) - at < _HEAD.size:
+                raise BadExtras("an extension is cut off")
+            kind, length = _HEAD.unpack_from(data, at)
+            at += _HEAD.size
+            part = data[at : at + length]
+            at += length
+            if len(part) != length:
+                raise BadExtras("an extension is cut off")
+            if kind == NOT_BEFORE:
+                self.dues = Dues.decode(part, n)
+            elif kind == ORIGIN and not length % _ORIGIN.size:
+                self.origins = dict(_ORIGIN.iter_unpack(part))
+            else:
+                raise BadExtras(f"extension {kind} is not known")
