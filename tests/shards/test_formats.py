@@ -153,13 +153,12 @@ def keys_of(seq: int) -> bytes:
     return window.encode(window.take_fresh())
 
 
-def infos() -> tuple[DataFile, DataFile]:
-    return DataFile(1, SEGMENT, SEGMENT_PATH, 0x5EED0001, 7), DataFile(2, PACK, PACK_PATH, 0x5EED0002)
-
-
-def all_infos() -> tuple[DataFile, ...]:
-    """Also the one that no snapshot names."""
-    return *infos(), DataFile(3, PACK, JOBS_PATH, 0x5EED0003)
+def infos() -> tuple[DataFile, DataFile, DataFile]:
+    return (
+        DataFile(1, SEGMENT, SEGMENT_PATH, 0x5EED0001, 7),
+        DataFile(2, PACK, PACK_PATH, 0x5EED0002),
+        DataFile(3, PACK, JOBS_PATH, 0x5EED0003),
+    )
 
 
 ALL_BLOCKS = (SEGMENT_BLOCKS, PACK_BLOCKS, JOB_BLOCKS)
@@ -181,10 +180,10 @@ def write_log(files: Files) -> None:
 def write_data(files: Files) -> list[DataFile]:
     files.make_dir("segments/7")
     files.make_dir("packs")
-    segment, pack, others = all_infos()
-    for info, items in zip((segment, pack, others), ALL_BLOCKS, strict=True):
+    added = list(infos())
+    for info, items in zip(added, ALL_BLOCKS, strict=True):
         datafile.write_data_file(files, info, items)
-    return [segment, pack]
+    return added
 
 
 def write_snapshot(files: Files, added: list[DataFile]) -> None:
@@ -193,7 +192,7 @@ def write_snapshot(files: Files, added: list[DataFile]) -> None:
     first.cut_lsn, first.next_topic_id, first.next_epoch, first.next_cell, first.next_file_id = 5, 8, 4, 2, 2
     first.added, first.now_ms = added[:1], 1_700_000_000_004
     log.commit([(6, b"\xc0"), (7, snapshot.encode_topic(topic_state(), 0))], first, [(7, keys_of(12))])
-    second.cut_lsn, second.next_topic_id, second.next_epoch, second.next_cell, second.next_file_id = 11, 10, 6, 4, 3
+    second.cut_lsn, second.next_topic_id, second.next_epoch, second.next_cell, second.next_file_id = 11, 11, 7, 4, 4
     second.added, second.removed_topics, second.removed_files, second.now_ms = added[1:], [6], [99], 1_700_000_000_009
     log.commit([(7, snapshot.encode_topic(topic_state(), 2))], second, [(7, keys_of(20))])
     log.close()
@@ -273,7 +272,7 @@ def test_the_golden_log_is_read(files):
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["segment", "pack", "jobs"])
 def test_golden_data_files_are_read(files, which):
-    info, items = all_infos()[which], ALL_BLOCKS[which]
+    info, items = infos()[which], ALL_BLOCKS[which]
     index = datafile.decode_index(golden(datafile.index_path(info.path)), info.id)
     handle = files.open(info.path)
     assert len(index.entries) == len(items)
@@ -305,8 +304,8 @@ def test_the_golden_tag_run_is_searched(files):
 def test_the_golden_snapshot_is_read(files):
     state = snapshot.read_snapshot(files)
     commit = state.commit
-    assert (commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell) == (11, 10, 6, 4)
-    assert (commit.next_file_id, commit.now_ms) == (3, 1_700_000_000_009)
+    assert (commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell) == (11, 11, 7, 4)
+    assert (commit.next_file_id, commit.now_ms) == (4, 1_700_000_000_009)
     assert [(info.id, info.kind, info.path, info.seed, info.topic_id) for info in state.files.values()] == [
         (info.id, info.kind, info.path, info.seed, info.topic_id) for info in infos()
     ]
@@ -405,7 +404,7 @@ def by_hand(data: bytes, at: int) -> dict[str, Any]:
 
 
 def test_the_table_of_blocks_and_data_files():
-    for info, items, kind in zip(all_infos(), ALL_BLOCKS, (1, 2, 2), strict=True):
+    for info, items, kind in zip(infos(), ALL_BLOCKS, (1, 2, 2), strict=True):
         data = golden(info.path)
         assert data[:8] == b"TOPICSDF"
         assert (u(data, 8, 4), u(data, 12, 4)) == (1, kind)
