@@ -21,7 +21,7 @@ Job = Callable[..., Any]
 
 @click.group()
 def pipeline() -> None:
-    """Jobs on Spark: archive, replay, ingest. They can be stopped and started again at any time."""
+    """Jobs on Spark. They can be stopped and started again at any time."""
 
 
 def runs_job(function: Job) -> Callable[..., None]:
@@ -162,3 +162,48 @@ def ingest(spark: Any, place: "Place", files: str, kind: str, checkpoint: str, *
     from spark_integration.jobs.ingest import ingest as run
 
     return run(spark, place, files, kind, checkpoint, **more)
+
+
+@pipeline.command()
+@click.argument("topics", nargs=-1)
+@click.option("--pattern", metavar="REGEX", help="Every topic whose whole name matches, instead of names.")
+@click.option("--into-topic", metavar="TOPIC", help="Append the windows to this topic.")
+@click.option("--into-folder", metavar="FOLDER", help="Write the windows as Parquet below this folder.")
+@click.option("--checkpoint", required=True, metavar="FOLDER", help="Where the job remembers how far it is.")
+@click.option("--mode", type=click.Choice(["batch", "once", "follow"]), default="once", help="See above. [once]")
+@click.option("--window", default="1 minute", metavar="TIME", help="How long a window is. [1 minute]")
+@click.option("--slide", metavar="TIME", help="Windows begin so far apart, and overlap. [as long as they are]")
+@click.option(
+    "--watermark", default="1 minute", metavar="TIME", help="How long a window waits for late records. [1 minute]"
+)
+@click.option("--value", metavar="PATH", help="Where a number is in the data, such as $.amount.")
+@click.option(
+    "--quantile", "quantiles", type=float, multiple=True, help="Of the values; may be repeated. [0.5 0.95 0.99]"
+)
+@click.option("--by-tag/--not-by-tag", default=True, help="Whether each tag has windows of its own.")
+@click.option("--per-batch", type=click.IntRange(1), help="Records that a stream takes in one go, at most. [all]")
+@runs_job
+def aggregate(
+    spark: Any, place: "Place", topics: tuple[str, ...], pattern: str, checkpoint: str, mode: str, **more: Any
+) -> Any:
+    """Count the records of TOPICS in windows of time, per topic and tag, with quantiles of a value.
+
+    \b
+    once    what is new since the run before; windows that are closed are given out, once
+    follow  the same, and stay until interrupted
+    batch   everything there is now, with every window
+
+    \b
+    Examples:
+      topics pipeline aggregate orders --value '$.amount' --into-topic orders.minutes --checkpoint /data/minutes
+      topics pipeline aggregate web --mode batch --window '1 hour' --into-folder /data/hours --checkpoint /data/c
+    """
+    from spark_integration.jobs.aggregate import Into, Plan
+    from spark_integration.jobs.aggregate import aggregate as run
+    from spark_integration.jobs.windows import Measure
+
+    quantiles = more["quantiles"] or (0.5, 0.95, 0.99)
+    measure = Measure(more["window"], more["slide"], more["by_tag"], more["value"], tuple(quantiles))
+    into = Into(more["into_topic"], more["into_folder"])
+    plan = Plan(_selection(topics, pattern), into, measure, mode, more["watermark"], more["per_batch"])
+    return run(spark, place, plan, checkpoint)
