@@ -202,8 +202,8 @@ def test_authorise_names_what_is_missing():
 
 def test_the_table_of_routes():
     wanted = {
-        READ: "topic.state topic.list topic.diff router.state router.list watch.create watch.stream ws.subscribe "
-        "metrics",
+        READ: "topic.state topic.list topic.diff topic.seek router.state router.list watch.create watch.stream "
+        "ws.subscribe metrics",
         WRITE: "topic.append ws.publish queue.ack queue.nack queue.extend",
         DELETE: "topic.remove topic.delete router.remove",
         ADMIN: "topic.put router.put",

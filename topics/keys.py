@@ -271,6 +271,7 @@ ROUTE_SCOPES: Mapping[str, Access] = {
     "topic.append": Access(WRITE),
     "topic.append_config": Access(WRITE | ADMIN),
     "topic.diff": Access(READ),
+    "topic.seek": Access(READ),
     "topic.delete": Access(DELETE),
     "router.put": Access(ADMIN),
     "router.state": Access(READ),

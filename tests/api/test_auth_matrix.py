@@ -24,6 +24,7 @@ SCOPES = {
     "GET /v0/topics": READ,
     "GET /v0/topics/:topic": READ,
     "POST /v0/topics/:topic/diff": READ,
+    "GET /v0/topics/:topic/seek": READ,
     "POST /v0/topics/:topic": WRITE,
     "DELETE /v0/topics/:topic": DELETE,
     "POST /v0/topics/:topic/delete": DELETE,
@@ -59,6 +60,7 @@ BODIES = {
     "POST /v0/topics/:topic/nack": {"node": "w", "seqs": [1]},
     "POST /v0/topics/:topic/extend": {"node": "w", "seqs": [1], "lease_ms": 1},
 }
+QUERIES = {"GET /v0/topics/:topic/seek": {"ts": 0}}
 WID = "wid_" + "A" * 22
 # What a route says that let the caller in, besides 200 and 201.
 BEYOND_THE_DOOR = {(404, "topic_not_found"), (404, "not_found"), (404, "router_not_found"), (426, "invalid_request")}
@@ -93,7 +95,8 @@ def ask(http: httpx.Client, route: Route, name: str, headers: dict[str, str]) ->
         body = {"topics": {name: {}}}
     if title(route) == "PUT /v0/routers/:router":
         body = {"source": f"{name}.source", "dest": f"{name}.dest"}
-    return http.request(route.method, path_of(route, name), json=body, headers=headers)
+    query = QUERIES.get(title(route))
+    return http.request(route.method, path_of(route, name), params=query, json=body, headers=headers)
 
 
 def path_of(route: Route, name: str) -> str:

@@ -5,6 +5,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from datetime import UTC, datetime
 from pathlib import Path
 
 import click
@@ -90,6 +92,25 @@ def test_a_line_that_is_no_json_is_named_and_nothing_of_its_batch_is_written(top
         == "bad: 1 records, seqs 2 to 2\n"
     )
     assert topics("topic", "append", "bad", stdin="").returncode == 2
+
+
+def test_a_time_instead_of_a_seq(topics: Commands) -> None:
+    topics.ok("topic", "append", "timely", "1", "2")
+    (first, _) = (json.loads(line) for line in topics.ok("topic", "diff", "timely").splitlines())
+    wait_until(lambda: time.time() * 1000 > first["$ts"] + 2)
+    topics.ok("topic", "append", "timely", "3")
+    later = first["$ts"] + 1
+    moment = datetime.fromtimestamp(later / 1000, UTC).isoformat()
+    for text in (str(later), moment, moment.replace("+00:00", "Z")):
+        (record,) = (json.loads(line) for line in topics.ok("topic", "diff", "timely", "--from-ts", text).splitlines())
+        assert record["data"] == 3
+        (record,) = topics.ok("tail", "timely", "--from-ts", text, "--until-caught-up").splitlines()
+        assert json.loads(record)["$seq"] == 3
+        assert topics.ok("topic", "seek", "timely", text) == "timely: seq 3; read it with --from-seq 2\n"
+    assert json.loads(topics.ok("topic", "seek", "timely", str(later), "--json"))["from_seq"] == 2
+    assert "after the last record" in topics.ok("topic", "seek", "timely", "2999-01-01")
+    for wrong in (("--from-ts", "soon"), ("--from-ts", "1969-01-01"), ("--from-seq", "0", "--from-ts", "0")):
+        assert topics("topic", "diff", "timely", *wrong).returncode == 2
 
 
 def test_loss_is_said(topics: Commands) -> None:

@@ -80,6 +80,21 @@ def test_routers(topics):
     assert not topics.remove_router("c.copy")["deleted"]
 
 
+async def test_a_time_instead_of_a_seq(server, topics):
+    topics.append("c.timely", [{"data": 1}, {"data": 2}])
+    ts = topics.diff("c.timely")["records"][0]["$ts"]
+    async with AsyncClient(server.url) as client:
+        for read, where in (
+            (topics.diff("c.timely", from_ts=ts), topics.seek("c.timely", ts)),
+            (await client.diff("c.timely", from_ts=ts), await client.seek("c.timely", ts)),
+        ):
+            assert [record["data"] for record in read["records"]] == [1, 2]
+            assert (where["seq"], where["from_seq"]) == (1, 0)
+        assert [record["data"] async for record in client.read("c.timely", from_ts=ts, limit=1)] == [1, 2]
+    assert [record["data"] for record in topics.read("c.timely", from_ts=ts, limit=1)] == [1, 2]
+    assert topics.diff("c.timely", from_ts=ts + 3_600_000)["next_from_seq"] == 2
+
+
 def test_jobs(topics, queue):
     topics.append(queue, [{"data": number} for number in range(3)])
     jobs = topics.claim(queue, "w", 3, lease_ms=60_000)

@@ -3,6 +3,7 @@
 TOPICS_TEST_DEPTH multiplies how much is tried. A failure prints the steps that lead to it.
 """
 
+import json
 import os
 import random
 from typing import Any
@@ -16,11 +17,12 @@ from topics import limits
 from topics.core import loss
 from topics.core import topic as topics_in_core
 from topics.core.match import TagMatch
+from topics.core.seek import cursor_at
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.shards import checkpoint, snapshot
 from topics.testing.cold_driver import ColdDriver
-from topics.testing.reference import Draft, Record, ReferenceTopic, Settings
+from topics.testing.reference import Draft, Query, Record, ReferenceTopic, Settings
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
 NAMES = ("a", "a", "a", "b", "b", "c:x")
@@ -268,6 +270,17 @@ class ShardMachine(RuleBasedStateMachine):
     @invariant()
     def engine_and_model_agree(self) -> None:
         self.driver.check(self.rng)
+
+    @invariant()
+    def a_reader_from_a_time_on_gets_what_is_that_new(self) -> None:
+        for name, topic in self.driver.model.topics.items():
+            ts = topic.last_ts + self.rng.choice((-60, -10, -1, 0, 1))
+            at, texts, head = cursor_at(self.driver.topic(name), ts, self.driver.now()), [], -1
+            while at != head:
+                page = json.loads(self.driver.page(name, Query(from_seq=at)) + b"}")
+                texts += page["records"]
+                at, head = page["next_from_seq"], page["head_seq"]
+            assert [record["$seq"] for record in texts] == [r.seq for r in topic.live.values() if r.ts >= ts]
 
     @invariant()
     def earliest_only_grows(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import click
 import msgspec
 
+from topics.cli import moments
 from topics.cli.api import Api, calls_api, complete_topic
 from topics.cli.event_stream import Event, parse
 from topics.cli.failures import LATER, NOT_FOUND, UNREACHABLE, Failure
@@ -130,6 +131,9 @@ class Follower:
 @click.option(
     "--from-seq", type=click.IntRange(0), help="Start after this seq; TOPIC=SEQ says it for one. [only new ones]"
 )
+@click.option(
+    "--from-ts", type=moments.time, help="Start at this time, instead: ms since 1970, or a date and a time of day."
+)
 @click.option("--count", type=click.IntRange(1), help="End after so many records.")
 @click.option("--until-caught-up", is_flag=True, help="End when everything that is there has been printed.")
 @click.option("--events", is_flag=True, help="Print caught-up events, too.")
@@ -138,7 +142,9 @@ class Follower:
 @click.option("--node", help="Leave out what this node wrote.")
 @click.option("--lenient", is_flag=True, help="Leave out topics that are not there, instead of failing.")
 @calls_api
-def tail(api: Api, as_json: bool, topics: tuple[str, ...], from_seq: int | None, **options: Any) -> None:
+def tail(
+    api: Api, as_json: bool, topics: tuple[str, ...], from_seq: int | None, from_ts: int | None, **options: Any
+) -> None:
     """Follow topics: a JSON object a line, over reconnects, until Ctrl-C.
 
     Records carry their topic: {"topic": …, "$seq": …, "$ts": …, "data": …}. Lost ranges and deleted topics stand among
@@ -149,21 +155,23 @@ def tail(api: Api, as_json: bool, topics: tuple[str, ...], from_seq: int | None,
       topics tail orders
       topics tail orders=480231 audit=0 --tags
       topics tail orders --from-seq 0 --until-caught-up > orders.jsonl
+      topics tail orders --from-ts 2026-03-01T08:00
     """
     asked = {"heartbeat_ms": HEARTBEAT_MS, "include_tags": options["tags"], "include_data": not options["no_data"]}
     if options["node"]:
         asked["node"] = options["node"]
-    starts = dict(_start(text, from_seq) for text in topics)
+    otherwise = moments.start_of(from_seq, from_ts) or {"tail": True}
+    starts = dict(_start(text, otherwise) for text in topics)
     follower = Follower(api, starts, asked, options["count"])
     follower.until_caught_up, follower.events = options["until_caught_up"], options["events"]
     follower.lenient = options["lenient"]
     follower.run()
 
 
-def _start(text: str, from_seq: int | None) -> tuple[str, dict[str, Any]]:
+def _start(text: str, otherwise: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     name, equals, seq = text.partition("=")
     if equals:
         if not seq.isdecimal():
             raise click.UsageError(f"{text} is not TOPIC=SEQ")
         return name, {"from_seq": int(seq)}
-    return name, {"tail": True} if from_seq is None else {"from_seq": from_seq}
+    return name, otherwise

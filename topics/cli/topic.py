@@ -7,6 +7,7 @@ from typing import Any
 import click
 import msgspec
 
+from topics.cli import moments
 from topics.cli.api import Api, calls_api, complete_topic, topic_path
 from topics.cli.failures import NOT_FOUND, Failure
 from topics.cli.output import confirm, line, pairs, progress, size, table
@@ -212,7 +213,8 @@ def _pairs(given: tuple[str, ...]) -> dict[str, str]:
 
 @topic.command("diff")
 @NAME
-@click.option("--from-seq", type=click.IntRange(0), default=0, help="Records after this seq. [0: from the earliest]")
+@click.option("--from-seq", type=click.IntRange(0), help="Records after this seq. [0: from the earliest]")
+@click.option("--from-ts", type=moments.time, help="Records from this time on, instead.")
 @click.option("--limit", type=click.IntRange(1), default=256, help="At most so many records, whatever it takes. [256]")
 @click.option("--all", "everything", is_flag=True, help="Up to the head, however many.")
 @click.option("--wait-ms", type=click.IntRange(0), default=0, help="If there is none, wait this long for one.")
@@ -229,10 +231,12 @@ def diff(api: Api, as_json: bool, name: str, limit: int, everything: bool, **opt
     Examples:
       topics topic diff orders --all
       topics topic diff orders --from-seq 4096 --limit 10 --json
+      topics topic diff orders --from-ts 2026-03-01T08:00 --all
     """
     from topics.cli import records
 
-    asked: dict[str, Any] = {"from_seq": options["from_seq"], "include_tags": options["tags"]}
+    asked: dict[str, Any] = moments.start_of(options["from_seq"], options["from_ts"]) or {"from_seq": 0}
+    asked["include_tags"] = options["tags"]
     asked |= {"include_meta": not options["no_meta"], "wait_ms": options["wait_ms"], "node": list(options["node"])}
     left, caught_up = limit, False
     while not caught_up and (everything or left > 0):
@@ -243,9 +247,31 @@ def diff(api: Api, as_json: bool, name: str, limit: int, everything: bool, **opt
         else:
             records.print_page(page)
         left -= len(page.records)
+        asked.pop("from_ts", None)
         asked["from_seq"], caught_up = page.next_from_seq, page.caught_up
     if not as_json and sys.stderr.isatty():
         click.echo(f"next: --from-seq {asked['from_seq']}" + (" (caught up)" if caught_up else ""), err=True)
+
+
+@topic.command("seek")
+@NAME
+@click.argument("time", type=moments.time)
+@calls_api
+def seek(api: Api, as_json: bool, name: str, time: int) -> None:
+    """Find a time: the first seq of then or later. TIME is ms since 1970, or a date and a time of day.
+
+    \b
+    Examples:
+      topics topic seek orders 2026-03-01T08:00:00Z
+      topics topic seek orders 1772352000000 --json | jq .from_seq
+    """
+    answer = api.call("GET", topic_path(name, "seek"), query={"ts": time})
+    if as_json:
+        line(answer)
+        return
+    found = msgspec.json.decode(answer)
+    end = " (after the last record)" if found["seq"] > found["head_seq"] else ""
+    click.echo(f"{name}: seq {found['seq']}{end}; read it with --from-seq {found['from_seq']}")
 
 
 @topic.command("delete")

@@ -49,8 +49,12 @@ class Api(ABC):
         return self.send(calls.append(topic, records, fields))
 
     def diff(self, topic: str, from_seq: int = 0, **fields: Any) -> dict[str, Any]:
-        """Records after a cursor; go on with `next_from_seq`."""
+        """Records after a cursor, or with `from_ts` from a time on; go on with `next_from_seq`."""
         return self.send(calls.diff(topic, from_seq, fields))
+
+    def seek(self, topic: str, ts: int) -> dict[str, Any]:
+        """Where a time (ms since 1970) is: the first `seq` of then or later, and the `from_seq` that reads it next."""
+        return self.send(calls.seek(topic, ts))
 
     def read(self, topic: str, from_seq: int = 0, **fields: Any) -> Iterator[dict[str, Any]]:
         """Every record after a cursor up to the head, page by page.
@@ -61,6 +65,7 @@ class Api(ABC):
             page = self.diff(topic, from_seq, **fields)
             yield from items_of(page)
             from_seq = page["next_from_seq"]
+            fields.pop("from_ts", None)
             if page["caught_up"]:
                 return
 
@@ -70,6 +75,7 @@ class Api(ABC):
             page = self.diff(topic, from_seq, **{"wait_ms": FOLLOW_WAIT_MS, **fields})
             yield from items_of(page)
             from_seq = page["next_from_seq"]
+            fields.pop("from_ts", None)
 
     def delete(self, topic: str, **selection: Any) -> dict[str, Any]:
         """Delete by `before_seq`, `match`, or both."""

@@ -66,7 +66,7 @@ class AsyncClient:
         return await self.send(calls.append(topic, records, fields))
 
     async def diff(self, topic: str, from_seq: int = 0, **fields: Any) -> dict[str, Any]:
-        """Records after a cursor; go on with `next_from_seq`."""
+        """Records after a cursor, or with `from_ts` from a time on; go on with `next_from_seq`."""
         return await self.send(calls.diff(topic, from_seq, fields))
 
     async def read(self, topic: str, from_seq: int = 0, **fields: Any) -> AsyncIterator[dict[str, Any]]:
@@ -76,6 +76,7 @@ class AsyncClient:
             for item in items_of(page):
                 yield item
             from_seq = page["next_from_seq"]
+            fields.pop("from_ts", None)
             if page["caught_up"]:
                 return
 
@@ -86,6 +87,11 @@ class AsyncClient:
             for item in items_of(page):
                 yield item
             from_seq = page["next_from_seq"]
+            fields.pop("from_ts", None)
+
+    async def seek(self, topic: str, ts: int) -> dict[str, Any]:
+        """Where a time (ms since 1970) is: the first `seq` of then or later, and the `from_seq` that reads it next."""
+        return await self.send(calls.seek(topic, ts))
 
     async def delete(self, topic: str, **selection: Any) -> dict[str, Any]:
         """Delete by `before_seq`, `match`, or both."""

@@ -91,8 +91,12 @@ def append(topic: str, records: Sequence[Record], fields: Mapping[str, Any]) -> 
 
 
 def diff(topic: str, from_seq: int, fields: Mapping[str, Any]) -> Request:
-    body = {"from_seq": from_seq, **fields}
+    body = dict(fields) if "from_ts" in fields else {"from_seq": from_seq, **fields}
     return Request("POST", path_of(topic, "diff"), body, wait_s=body.get("wait_ms", 0) / 1000)
+
+
+def seek(topic: str, ts: int) -> Request:
+    return Request("GET", path_of(topic, "seek"), query={"ts": ts})
 
 
 def delete(topic: str, selection: Mapping[str, Any]) -> Request:

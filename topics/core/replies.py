@@ -137,6 +137,18 @@ def appended(
     )
 
 
+def sought(topic: Topic, ts: int, cursor: int) -> bytes:
+    """Where a time is: the first live record at or after it, and the cursor that reads it next."""
+    return b'{"topic":%b,"ts":%d,"seq":%d,"from_seq":%d,"head_seq":%d,"earliest_seq":%d' % (
+        quoted(topic.name),
+        ts,
+        topic.next_live(cursor),
+        cursor,
+        topic.head_seq,
+        topic.earliest_seq,
+    )
+
+
 def deleted(topic: Topic, count: int) -> bytes:
     return b'{"topic":%b,"deleted":%d,"earliest_seq":%d,"head_seq":%d,"count":%d,"bytes":%d' % (
         quoted(topic.name),

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics import errors, limits
 from topics.core.config import ConfigPatch, parse_config
@@ -40,7 +41,8 @@ class AppendBody(msgspec.Struct, frozen=True):
 
 
 class DiffBody(msgspec.Struct, frozen=True):
-    from_seq: int = 0
+    from_seq: int | UnsetType = UNSET
+    from_ts: int | UnsetType = UNSET
     limit: int = 0
     node: str | list[str] | None = None
     include_tags: bool = False
@@ -72,6 +74,7 @@ class Diff(msgspec.Struct, frozen=True):
     """A checked diff request; limits are clamped, nodes are the quoted form that blocks keep."""
 
     from_seq: int = 0
+    from_ts: int | None = None  # instead of a seq; whoever looks finds it (seek.py)
     limit: int = limits.DIFF_LIMIT_DEFAULT
     nodes: frozenset[bytes] = frozenset()
     include_tags: bool = False
@@ -190,20 +193,34 @@ def check_node(node: str, where: str, bounds: Limits, **detail: int) -> None:
         raise invalid(f"{where} is {size} bytes; the limit is {bounds.node_bytes}", **detail, field="node")
 
 
+def check_start(from_seq: int | UnsetType, from_ts: int | UnsetType, where: str = "") -> tuple[int, int | None]:
+    """Where a reader begins: after a seq, or at a time, of which there is at most one."""
+    for name, value in (("from_seq", from_seq), ("from_ts", from_ts)):
+        if value is not UNSET and not 0 <= value <= U64_MAX:
+            raise invalid(f"{where}{name} must be a whole number from 0 to 2^64-1", field=name)
+    if from_ts is UNSET:
+        return (0 if from_seq is UNSET else from_seq), None
+    if from_seq is not UNSET:
+        raise invalid(f"{where}from_seq and {where}from_ts both say where to begin: give one of them", field="from_ts")
+    return 0, from_ts
+
+
 def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
     """An empty body means all defaults. Values above a maximum are clamped, wrong types are refused."""
     if not body:
         return Diff()
     parsed: DiffBody = decode_body(_diff, body, bounds)
-    for name in ("from_seq", "limit", "wait_ms", "max_batch_bytes"):
+    for name in ("limit", "wait_ms", "max_batch_bytes"):
         if not 0 <= getattr(parsed, name) <= U64_MAX:
             raise invalid(f"{name} must be a whole number from 0 to 2^64-1", field=name)
+    from_seq, from_ts = check_start(parsed.from_seq, parsed.from_ts)
     names = [parsed.node] if isinstance(parsed.node, str) else parsed.node or []
     if len(names) > limits.NODE_FILTER_MAX:
         raise invalid(f"node names {len(names)} nodes; the limit is {limits.NODE_FILTER_MAX}", field="node")
     most = max(limits.DIFF_BULK_MAX, bounds.read_records) if parsed.bulk else bounds.read_records
     return Diff(
-        from_seq=parsed.from_seq,
+        from_seq=from_seq,
+        from_ts=from_ts,
         limit=min(parsed.limit or limits.DIFF_LIMIT_DEFAULT, most),
         nodes=frozenset(quoted(name) for name in names),
         include_tags=parsed.include_tags,

@@ -4,19 +4,21 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics import limits
 from topics.core.cursors import decode_cursor
 from topics.core.names import check_topic_name
-from topics.core.requests import U64_MAX, check_node, decode_body
+from topics.core.requests import U64_MAX, check_node, check_start, decode_body
 from topics.errors import invalid
 from topics.limits import Limits
 
 
 class Start(msgspec.Struct, frozen=True):
-    """Where to begin with a topic: after `from_seq`, or with what comes from now on."""
+    """Where to begin with a topic: after `from_seq`, at `from_ts`, or with what comes from now on."""
 
-    from_seq: int = 0
+    from_seq: int | UnsetType = UNSET
+    from_ts: int | UnsetType = UNSET
     tail: bool = False
 
 
@@ -77,8 +79,7 @@ def check_starts(topics: Mapping[str, Start | None], bounds: Limits) -> dict[str
     starts: dict[str, Start] = {}
     for name, start in topics.items():
         starts[check_topic_name(name)] = start = start or Start()
-        if not 0 <= start.from_seq <= U64_MAX:
-            raise invalid(f"topics.{name}.from_seq must be a whole number from 0 to 2^64-1", field="from_seq")
+        check_start(start.from_seq, start.from_ts, f"topics.{name}.")
     return starts
 
 

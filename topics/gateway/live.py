@@ -1,14 +1,16 @@
 """Everything live of one gateway: its feeds, its open streams, their heartbeats, and what sessions are told of them."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from typing import Protocol
+from typing import NamedTuple, Protocol, Self
 
 import trio
+from msgspec import UNSET
 
 from topics import limits
 from topics.clock import SystemClock
+from topics.core.watching import Start
 from topics.errors import TopicsError
 from topics.gateway.feeds import Feeds
 from topics.gateway.shard_calls import Shards
@@ -19,6 +21,25 @@ from topics.rpc.peer import Peer
 log = logging.getLogger(__name__)
 TICK_S = 0.25
 PLACES_DEADLINE_MS = 2_000
+
+
+class Standing(NamedTuple):
+    """Where a topic stands, and where a reader of it begins."""
+
+    from_seq: int
+    head_seq: int
+    earliest_seq: int
+    epoch: int
+
+    @classmethod
+    def of(cls, start: Start, head_seq: int, earliest_seq: int, epoch: int, cursor: int) -> Self:
+        """`cursor` is that of the start's time, or the head."""
+        if start.tail or start.from_ts is not UNSET:
+            return cls(head_seq if start.tail else cursor, head_seq, earliest_seq, epoch)
+        return cls(0 if start.from_seq is UNSET else start.from_seq, head_seq, earliest_seq, epoch)
+
+    def shown(self) -> dict[str, int]:
+        return {"from_seq": self.from_seq, "head_seq": self.head_seq, "earliest_seq": self.earliest_seq}
 
 
 class OpenStream(Protocol):
@@ -93,20 +114,22 @@ class Live:
         with suppress(TopicsError):  # the shard is down: streams take their sessions back with their cursors
             await peer.call("watch.progress", {"sessions": sessions}, deadline_ms=limits.PROGRESS_MS)
 
-    async def places(self, topics: Iterable[str]) -> dict[str, tuple[int, int, int]]:
-        """(head_seq, earliest_seq, epoch) of those topics that there are. Raises if a shard does not answer."""
-        found: dict[str, tuple[int, int, int]] = {}
+    async def places(self, starts: Mapping[str, Start]) -> dict[str, Standing]:
+        """Where those topics stand that there are. Raises if a shard does not answer."""
+        times = {topic: start.from_ts for topic, start in starts.items() if start.from_ts is not UNSET}
+        found: dict[str, Standing] = {}
         failures: list[TopicsError] = []
 
         async def ask(names: list[str]) -> None:
             try:
-                reply = await self.shards.call(names[0], "places", {"topics": names}, deadline_ms=PLACES_DEADLINE_MS)
-                found.update({name: tuple(place) for name, place in reply.head.items()})
+                head = {"topics": names, "times": {name: times[name] for name in names if name in times}}
+                reply = await self.shards.call(names[0], "places", head, deadline_ms=PLACES_DEADLINE_MS)
+                found.update({name: Standing.of(starts[name], *place) for name, place in reply.head.items()})
             except TopicsError as error:
                 failures.append(error)
 
         async with trio.open_nursery() as nursery:
-            for names in self.shards.group(topics).values():
+            for names in self.shards.group(starts).values():
                 nursery.start_soon(ask, names)
         if failures:
             raise failures[0]

@@ -1,4 +1,4 @@
-"""One topic: create, state, remove, append, diff, delete (API §1, §2, §3, §5).
+"""One topic: create, state, remove, append, diff, seek, delete (API §1, §2, §3, §5).
 
 Bodies go to the topic's shard untouched, and its answers come back as they are.
 """
@@ -8,6 +8,7 @@ from typing import Any
 
 from topics import limits
 from topics.core.names import check_topic_name
+from topics.core.requests import U64_MAX
 from topics.errors import invalid
 from topics.gateway.bodies import read_body
 from topics.gateway.dispatch import Gateway
@@ -68,6 +69,15 @@ async def diff(gateway: Gateway, request: Request) -> Response:
     return Response(reply.body, 200, reply.head["perf"])
 
 
+async def seek(gateway: Gateway, request: Request) -> Response:
+    name = check_topic_name(request.name)
+    ts = request.args.get("ts", "")
+    if not ts.isascii() or not ts.isdigit() or int(ts[:21]) > U64_MAX:
+        raise invalid("ts must be given: a time in ms since 1970, as a whole number", field="ts")
+    reply = await gateway.shards.call(name, "seek", {"topic": name, "ts": int(ts)})
+    return Response(reply.body, 200, reply.head["perf"])
+
+
 async def delete(gateway: Gateway, request: Request) -> Response:
     name = check_topic_name(request.name)
     body = await read_body(request, gateway.limits.body_bytes)
@@ -92,5 +102,6 @@ ROUTES = (
     Route("PUT", "/v0/topics/:topic", put, "topic.put"),
     Route("GET", "/v0/topics/:topic", state, "topic.state"),
     Route("DELETE", "/v0/topics/:topic", remove, "topic.remove"),
+    Route("GET", "/v0/topics/:topic/seek", seek, "topic.seek"),
     Route("POST", "/v0/topics/:topic/delete", delete, "topic.delete"),
 )

@@ -34,10 +34,9 @@ async def create(gateway: Gateway, request: Request) -> Response:
         if topic not in found and not lenient:
             raise topic_not_found(topic)
     shown, cursors = {}, {}
-    for topic, (head_seq, earliest_seq, epoch) in ((topic, found[topic]) for topic in starts if topic in found):
-        from_seq = head_seq if starts[topic].tail else starts[topic].from_seq
-        cursors[topic] = (from_seq, epoch)
-        shown[topic] = {"from_seq": from_seq, "head_seq": head_seq, "earliest_seq": earliest_seq}
+    for topic, place in ((topic, found[topic]) for topic in starts if topic in found):
+        cursors[topic] = (place.from_seq, place.epoch)
+        shown[topic] = place.shown()
     subscription = msgspec.structs.replace(subscription, topics=tuple(cursors))
     wid = new_wid()
     head = {"wid": wid, "owner": request.principal.fingerprint(), "cursors": cursors}

@@ -181,16 +181,11 @@ class WsSession:
                 f"this socket would follow {total} topics; the limit is {bounds.watch_topics}",
                 {"field": "topics", "max": bounds.watch_topics},
             )
-        shown = {}
-        for topic, start in starts.items():
-            head_seq, earliest_seq, _ = found[topic]
-            from_seq = head_seq if start.tail else start.from_seq
-            shown[topic] = {"from_seq": from_seq, "head_seq": head_seq, "earliest_seq": earliest_seq}
-        await self._reply(ws_frames.subscribed(request_id, shown))
+        await self._reply(ws_frames.subscribed(request_id, {topic: found[topic].shown() for topic in starts}))
         for topic in starts:
             if topic in watcher.places:
                 watcher.remove(watcher.places[topic])
-            watcher.add(topic, shown[topic]["from_seq"], found[topic][2], view)
+            watcher.add(topic, found[topic].from_seq, found[topic].epoch, view)
 
     async def _unsubscribe(self, request_id: RequestId, message: bytes) -> None:
         topic = check_topic_name(ws_frames.decode_command("unsubscribe", message, self._gateway.limits).topic)

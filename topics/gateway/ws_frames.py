@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
+from msgspec import UNSET, UnsetType
 
 from topics import errors, limits
 from topics.core.diff import Buffer
@@ -26,7 +27,8 @@ class Head(msgspec.Struct, frozen=True):
 
 class Subscribe(msgspec.Struct, frozen=True):
     topic: str | None = None
-    from_seq: int = 0
+    from_seq: int | UnsetType = UNSET
+    from_ts: int | UnsetType = UNSET
     tail: bool = False
     topics: dict[str, Start | None] | None = None
     node: str | list[str] | None = None
@@ -40,7 +42,7 @@ class Subscribe(msgspec.Struct, frozen=True):
         if (self.topic is None) == (self.topics is None):
             raise invalid("subscribe names one topic, or several in topics", field="topic")
         if self.topic is not None:
-            return {self.topic: Start(self.from_seq, self.tail)}
+            return {self.topic: Start(self.from_seq, self.from_ts, self.tail)}
         return self.topics or {}
 
 

@@ -19,6 +19,7 @@ from topics.core.diff import Plan, render
 from topics.core.diff import plan as plan_diff
 from topics.core.loss import RECREATED
 from topics.core.requests import U64_MAX, Diff
+from topics.core.seek import cursor_at
 from topics.core.topic import Topic
 from topics.rpc.calls import Call
 from topics.shards.engine import Engine
@@ -53,6 +54,15 @@ class Look:
     @property
     def left_ms(self) -> int:
         return max(0, int((self.ends - trio.current_time()) * 1000)) if self.ends else 0
+
+    def find_start(self, topic: Topic, now_ms: int) -> None:
+        """Of a reader that begins at a time: its cursor, as far as can be told now."""
+        assert self.query.from_ts is not None
+        self.query = msgspec.structs.replace(self.query, from_seq=cursor_at(topic, self.query.from_ts, now_ms))
+
+    def keep_start(self) -> None:
+        """From here on it is a reader like any other."""
+        self.asked = self.query = msgspec.structs.replace(self.query, from_ts=None)
 
     def move_to(self, plan: Plan) -> None:
         """What the plan covered has been looked at."""
@@ -111,8 +121,12 @@ class Diffs:
         topic = self._engine.state.find(look.topic_name)
         self._engine.expire(topic)
         topic.last_read_ms = self._engine.now()
+        if look.query.from_ts is not None:
+            look.find_start(topic, topic.last_read_ms)
         if topic.derived is not None and self._waits_for_copies(look, topic):
             return
+        if look.query.from_ts is not None:
+            look.keep_start()
         if look.is_put_off(self._engine, topic, partial(self._again, look)):
             return
         plan = look.plan(topic)

@@ -66,6 +66,12 @@ class FollowHead(msgspec.Struct, frozen=True):
 
 class PlacesHead(msgspec.Struct, frozen=True):
     topics: tuple[str, ...]
+    times: dict[str, Count] = {}  # of the topics whose place at a time is wanted
+
+
+class SeekHead(msgspec.Struct, frozen=True):
+    topic: str
+    ts: Count
 
 
 class ClaimHead(msgspec.Struct, frozen=True, gc=False):

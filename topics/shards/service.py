@@ -9,7 +9,7 @@
                 may_configure (false: a config must not create), prefixes
     diff        topic, wait (false: answer now)  query        perf                 open fragment
     follow      see follow.py
-    places      topics                                        by topic: [head_seq, earliest_seq, epoch]
+    places, seek    see places.py
     delete      topic                            selection    perf                 open fragment
     health                                                    see Shard.health
     metrics     topics (rows at most), prefixes               see metrics.py
@@ -50,13 +50,14 @@ from topics.shards.heads import (
     DiffHead,
     FollowHead,
     ListHead,
-    PlacesHead,
     PutHead,
     RemoveHead,
     StateHead,
     TopicHead,
     read_head,
 )
+from topics.shards.places import METHODS as PLACE_METHODS
+from topics.shards.places import Places
 from topics.shards.polls import Polls
 from topics.shards.queues import METHODS as QUEUE_METHODS
 from topics.shards.queues import Queues
@@ -70,7 +71,8 @@ from topics.shards.settling import Settling
 from topics.shards.store import Store
 
 METHODS = (
-    *("put", "state", "list", "remove", "append", "diff", "follow", "places", "delete"),
+    *("put", "state", "list", "remove", "append", "diff", "follow", "delete"),
+    *PLACE_METHODS,
     *WATCH_METHODS,
     *QUEUE_METHODS,
     *ROUTER_METHODS,
@@ -109,8 +111,8 @@ class Service:
             "append": self._writes(self.append),
             "diff": self.diff,
             "follow": self.follow,
-            "places": self.places,
             "delete": self._writes(self.delete),
+            **Places(self._engine, self._settling).handlers(),
             **{method: self._writes(handler) for method, handler in self.sessions.handlers().items()},
             **{method: self._writes(handler) for method, handler in self.queues.handlers().items()},
             **{method: self._writes(handler) for method, handler in self.routers.handlers().items()},
@@ -321,17 +323,6 @@ class Service:
     def follow(self, call: Call) -> None:
         head = read_head(call.head, FollowHead)
         self._diffs.look(Follow(call, head))
-
-    def places(self, call: Call) -> None:
-        """Where topics stand, those that there are."""
-        found: dict[str, list[int]] = {}
-        for name in read_head(call.head, PlacesHead).topics[: limits.WATCH_TOPICS_HARD_MAX]:
-            topic = self._engine.state.topics.get(check_topic_name(name))
-            if topic is not None and topic.published:
-                self._engine.expire(topic)
-                topic.last_read_ms = self._engine.now()
-                found[name] = [topic.head_seq, topic.earliest_seq, topic.epoch]
-        call.reply(found)
 
     def delete(self, call: Call) -> None:
         head = read_head(call.head, TopicHead)

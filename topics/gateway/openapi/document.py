@@ -25,6 +25,7 @@ error envelope; branch on `error.code`. More fields may come to any answer: igno
 GET routes also answer HEAD. A wrong path is 404, a wrong method 405 with `Allow`. What is no proper HTTP is refused
 with the same envelope before a route is looked for (400, 414, 417, 431, 501, 505). Bodies may be gzipped, and
 answers are if that is asked for."""
+STARTS = ("DiffBody", "Start", "Subscribe")  # they begin at a seq or at a time
 WIDS = "^wid_[A-Za-z0-9_-]{22}$"
 PATHS = {"topic": f"^{TOPIC_PATTERN}$", "router": f"^{ROUTER_PATTERN}$", "wid": WIDS}
 # Statuses of the HTTP layer, for which no code of its own stands.
@@ -187,6 +188,8 @@ def _schemas(used: Iterable[Operation], bounds: Limits) -> dict[str, Any]:
         {"required": ["before_seq"], "properties": {"before_seq": {"type": "integer"}}},
         {"required": ["match"], "properties": {"match": {"type": ["string", "array"]}}},
     ]
+    for name in STARTS:
+        schemas[name]["not"] = {"required": ["from_seq", "from_ts"]}
     return dict(sorted(schemas.items()))
 
 

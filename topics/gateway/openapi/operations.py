@@ -97,7 +97,7 @@ READY = Operation(
 
 OPERATIONS: dict[str, Operation] = {
     "topic.put": Operation(
-        "topics",
+        "small ones.",
         "Create or configure a topic",
         "Creates it (201), or changes the fields that are named (200). The same again changes nothing.",
         body=bodies.TopicConfig,
@@ -111,7 +111,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.TOPIC_EXISTS_INCOMPATIBLE, *STORES),
     ),
     "topic.state": Operation(
-        "topics",
+        "small ones.",
         "State of a topic",
         parameters=(
             Parameter("touch", "Whether this counts as a read for its priority.", {**BOOL, "default": True}, False),
@@ -133,7 +133,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.TOPIC_NOT_FOUND,),
     ),
     "topic.list": Operation(
-        "topics",
+        "small ones.",
         "List topics",
         "In the order of their names, and only those that the key may touch.",
         parameters=(
@@ -157,7 +157,7 @@ OPERATIONS: dict[str, Operation] = {
         },
     ),
     "topic.remove": Operation(
-        "topics",
+        "small ones.",
         "Remove a topic",
         "With all its records and the routers that name it. Cannot be undone. Of an absent one, `deleted` is false.",
         parameters=(Parameter("if_empty", "Only if it has no live record.", {**BOOL, "default": False}, False),),
@@ -167,7 +167,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.TOPIC_NOT_EMPTY, *STORES),
     ),
     "topic.append": Operation(
-        "topics",
+        "small ones.",
         "Append records",
         "All of them, with seqs in a row, or none. 201 if this created the topic. A `config` takes the scope admin.",
         parameters=(
@@ -207,7 +207,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.BATCH_TOO_LARGE, errors.RECORD_TOO_LARGE, errors.TOPIC_NOT_FOUND, errors.TOPIC_FULL, *STORES),
     ),
     "topic.diff": Operation(
-        "topics",
+        "small ones.",
         "Read what comes after a seq",
         "Expired and deleted records and the reader's own are left out, and the cursor goes past them. Reading changes "
         "nothing. What was lost before it could be read shows as a tombstone.",
@@ -216,6 +216,7 @@ OPERATIONS: dict[str, Operation] = {
         examples={
             "from the start": {},
             "a page": {"from_seq": 1, "limit": 500, "node": "eu-1", "include_tags": True},
+            "from a time on": {"from_ts": 1748450000000},
             "long poll": {"from_seq": 0, "wait_ms": 100},
         },
         answers={200: replies.Difference},
@@ -239,8 +240,27 @@ OPERATIONS: dict[str, Operation] = {
         },
         errors=(errors.TOPIC_NOT_FOUND,),
     ),
+    "topic.seek": Operation(
+        "small ones.",
+        "Find a time in a topic",
+        "Reading after `from_seq` gives the records from that time on. A binary search: large topics cost no more than "
+        "small ones.",
+        parameters=(
+            Parameter("ts", "In ms since 1970.", {"type": "integer", "minimum": 0}, 1748450000000, required=True),
+        ),
+        answers={200: replies.Sought},
+        shown={
+            "topic": "orders",
+            "ts": 1748450000000,
+            "seq": 17,
+            "from_seq": 16,
+            "head_seq": 18,
+            "earliest_seq": 1,
+        },
+        errors=(errors.TOPIC_NOT_FOUND,),
+    ),
     "topic.delete": Operation(
-        "topics",
+        "small ones.",
         "Delete records",
         "Those that are there now, at once and for good. Readers' cursors go past them silently.",
         body=bodies.DeleteBody,
@@ -396,6 +416,7 @@ OPERATIONS |= {
         body=bodies.WatchBody,
         examples={
             "two topics": {"topics": {"orders": {"from_seq": 1}, "jobs": {"tail": True}}, "node": "eu-1"},
+            "from a time on": {"topics": {"orders": {"from_ts": 1748450000000}}},
             "lightly": {
                 "topics": {"orders": None},
                 "include_data": False,

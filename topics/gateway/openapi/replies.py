@@ -159,6 +159,15 @@ class Difference(Answer, kw_only=True):
     lag: int
 
 
+class Sought(Answer, kw_only=True):
+    topic: str
+    ts: int
+    seq: int
+    from_seq: int
+    head_seq: int
+    earliest_seq: int
+
+
 class RecordsDeleted(Answer, kw_only=True):
     topic: str
     deleted: int

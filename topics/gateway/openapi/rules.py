@@ -109,6 +109,10 @@ def _topic_rules() -> Mapping[str, Rule]:
 def _read_rules() -> Mapping[str, Rule]:
     return {
         "from_seq": ("Records with a greater seq; 0: from the earliest.", U64),
+        "from_ts": ("Instead of `from_seq`: records with this `$ts` or a later one. A time to come: the head.", U64),
+        "Sought.ts": ("The time that was asked for.", {"minimum": 0}),
+        "Sought.seq": ("The first record of that time or later; `head_seq` + 1 if there is none.", {"minimum": 1}),
+        "Sought.from_seq": ("The cursor to read from that time on; what was lost there shows as a tombstone.", {}),
         "limit": ("At most so many records; clamped. 0: the default, 256.", U64),
         "wait_ms": (f"Wait this long for something to come; clamped to {limits.DIFF_WAIT_MS_MAX}.", U64),
         "max_batch_bytes": ("At most so many bytes, or one record; clamped. 0: 1 MiB.", U64),
