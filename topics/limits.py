@@ -145,6 +145,7 @@ HTTP_AHEAD_BYTES = 64 * KIB  # read ahead of a request under way (pipelining), t
 HTTP_PIPELINED_MAX = 16  # answered in a row before other connections get a turn
 HTTP_BYTES_PER_S = 16 * KIB  # a client that sends a body, or takes an answer, more slowly on the whole is cut off
 HTTP_ACCEPTS_PER_WAKE = 8
+HTTP_READY_PER_TURN = 32  # connections whose requests are looked at before the loop goes on
 HTTP_JOIN_BYTES = 64 * KIB  # head and body up to this size leave as one buffer, larger ones as several
 HTTP_LINGER_BYTES = 16 * MIB  # read and dropped after a refusal, so that the client sees it instead of a reset
 HTTP_BODIES_BYTES = 512 * MIB  # of request bodies that one gateway holds at once

@@ -14,10 +14,18 @@ from topics.gateway.dispatch import Gateway
 from topics.gateway.server import Patience, Server
 from topics.gateway.table import ROUTES
 from topics.limits import Limits
-from topics.rpc.open_calls import Reply
+from topics.rpc.open_calls import Reply, Told
 
 WAIT_S = 10.0  # only bounds a failing test
 QUICK = Patience(sweep_s=0.01)
+
+
+class FakeConnection:
+    def __init__(self, scope: trio.CancelScope) -> None:
+        self._scope = scope
+
+    def abandon(self, _: int) -> None:
+        self._scope.cancel()
 
 
 class FakeShards:
@@ -26,8 +34,10 @@ class FakeShards:
     def __init__(self) -> None:
         self.calls: list[tuple[str, str, dict[str, Any], bytes]] = []
         self.cancelled = 0
+        self.begun = 0  # calls without a task of the gateway's
         self.waiting = trio.Event()
         self.behave: Callable[..., Any] | None = None
+        self.nursery: trio.Nursery | None = None  # without one, every call needs the task of its connection
 
     async def call(self, name: str, method: str, head: Any, body: bytes = b"", deadline_ms: int = 0) -> Reply:
         self.calls.append((name, method, dict(head), body))
@@ -36,6 +46,26 @@ class FakeShards:
             return reply
         await trio.lowlevel.checkpoint()
         return Reply({"created": False, "perf": {}}, b'{"size":%d' % len(body))
+
+    def begin(self, name: str, told: Told, method: str, head: Any, body: bytes, deadline_ms: int) -> bool:
+        """As the real one, by a task of its own."""
+        if self.nursery is None:
+            return False
+        self.begun += 1
+        scope = trio.CancelScope()
+
+        async def answer() -> None:
+            with scope:
+                try:
+                    told.resolve(await self.call(name, method, head, body, deadline_ms))
+                except TopicsError as error:
+                    told.reject(error)
+                except Exception as error:  # as a bug of the shard's comes over
+                    told.reject(TopicsError("internal", str(error)))
+
+        told.began(FakeConnection(scope), 0)  # type: ignore[arg-type]
+        self.nursery.start_soon(answer)
+        return True
 
     async def call_all(self, method: str, head: Any, deadline_ms: int = 0) -> dict[int, Reply | TopicsError]:
         return {0: Reply({"ready": True, "replay_progress": 1.0, "topics": 0}, b"")}
@@ -194,6 +224,7 @@ async def serving(
         bench.done.set()
 
     async with trio.open_nursery() as nursery:
+        shards.nursery = nursery
         await nursery.start(run)
         yield bench
         nursery.cancel_scope.cancel()

@@ -31,13 +31,13 @@ async def test_a_hot_answer_leaves_in_one_send(monkeypatch):
     async with serving() as bench, bench.client() as client:
         await client.request("GET", "/v0/health")
         (connection,) = bench.server.connections
-        really = connection._send
+        really = connection._try
 
-        async def noted(data):
+        def noted(send, data):
             sends.append(data)
-            await really(data)
+            return really(send, data)
 
-        monkeypatch.setattr(connection, "_send", noted)
+        monkeypatch.setattr(connection, "_try", noted)
         await client.request("POST", HOT, BODY)
         await client.request("POST", COLD, BODY)
     assert [data.startswith(b"HTTP/1.1 200") and data.endswith(b"}}") for data in sends] == [True, True]

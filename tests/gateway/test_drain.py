@@ -139,4 +139,4 @@ async def test_a_drain_has_an_end():
 
 
 def test_the_pretended_shards_have_the_real_methods():
-    assert {"call", "call_all"} <= set(dir(Shards))
+    assert {"begin", "call", "call_all"} <= set(dir(Shards))

@@ -111,17 +111,21 @@ def _inflate(body: bytes, limit: int, stop_at: int | None = None) -> bytes | Non
 
 async def compress(request: Request, response: Response) -> None:
     """Gzip an answer in place, if the client takes it and it is worth it. Cancelled, nothing has changed."""
-    size = len(response.body) + len(response.tail)
-    if size < limits.GZIP_MIN_BYTES or not response.content_type.startswith(COMPRESSIBLE):
+    if not is_worth_packing(request, response):
         return
-    if not accepts_gzip(request.headers.get(b"accept-encoding", b"")):
-        return
-    if size <= limits.GZIP_THREAD_BYTES:
+    if len(response.body) + len(response.tail) <= limits.GZIP_THREAD_BYTES:
         packed = _gzip(response.body, response.tail)
     else:
         packed = await trio.to_thread.run_sync(_gzip, response.body, response.tail)
     response.body, response.tail = packed, b""
     response.headers = (*response.headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
+
+
+def is_worth_packing(request: Request, response: Response) -> bool:
+    size = len(response.body) + len(response.tail)
+    if size < limits.GZIP_MIN_BYTES or not response.content_type.startswith(COMPRESSIBLE):
+        return False
+    return accepts_gzip(request.headers.get(b"accept-encoding", b""))
 
 
 def accepts_gzip(accept: bytes) -> bool:

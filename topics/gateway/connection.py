@@ -1,8 +1,9 @@
 """One client connection: the bridge between its bytes and whoever answers.
 
-The connection's task reads the socket, feeds the parser and answers its requests one after another: hot routes right
-here, with one send for head and body; everything else through the ASGI app (asgi.py); a WebSocket, or HTTP/2 in clear
-text, is handed to Hypercorn with its bytes (handover.py).
+Requests are answered one after another: usual ones without this connection's task (express.py), which sleeps while
+there are no others. Else the task reads the socket, feeds the parser and answers: hot routes right here, with one send
+for head and body; everything else through the ASGI app (asgi.py); a WebSocket, or HTTP/2 in clear text, is handed to
+Hypercorn with its bytes (handover.py).
 
 There is no timer per connection. Whoever waits for the client sets `deadline`; the server's sweep (server.py) looks at
 it now and then and shuts the socket down, so that the wait ends as if the client had closed.
@@ -10,12 +11,14 @@ it now and then and shuts the socket down, so that the wait ends as if the clien
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from math import inf
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeVar
 
+import outcome
 import trio
 from trio.lowlevel import checkpoint, wait_readable, wait_writable
 
@@ -23,6 +26,7 @@ from topics import limits
 from topics.gateway import render
 from topics.gateway.asgi import run_app
 from topics.gateway.dispatch import finish
+from topics.gateway.express import Express, begin
 from topics.gateway.hot_body import HotBody
 from topics.gateway.messages import ClientGone, Refusal, Request, Response, header_map
 from topics.gateway.parser import H2_PREFACE, Incoming, RequestParser, split_target
@@ -36,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 access_log = logging.getLogger("topics.access")
 T = TypeVar("T")
+Todo = Callable[[], Awaitable[bool]]
 
 
 class Connection:
@@ -50,6 +55,10 @@ class Connection:
         self.handed_over = False
         self.parser = RequestParser()
         self.visitor = server.gateway.door.visitor()
+        self.express: Express | None = None  # the request that is under way without the task
+        self._task: trio.lowlevel.Task | None = None  # while it sleeps
+        self._lane_fileno = -1
+        self._unread = False  # the lane saw bytes that were not for it to read
         self._ahead = b""  # read while a request was under way, not parsed yet
         self._closing = False
         self._head_until = inf
@@ -65,6 +74,7 @@ class Connection:
         except Exception:
             log.exception("a connection failed")
         finally:
+            self._leave_lane()
             self.sock.close()
 
     def cut(self) -> None:
@@ -130,14 +140,24 @@ class Connection:
 
     async def send(self, buffers: list[bytes]) -> None:
         """Without a checkpoint while the client keeps up."""
-        if len(buffers) == 1 or sum(map(len, buffers)) <= limits.HTTP_JOIN_BYTES:
-            await self._send(b"".join(buffers))
-            return
-        sent = self._try(self.sock.sendmsg, buffers)
-        for buffer in buffers:
-            if sent < len(buffer):
-                await self._send(memoryview(buffer)[sent:])
-            sent = max(0, sent - len(buffer))
+        for rest in self._send_now(buffers):
+            await self._send(rest)
+
+    def _send_now(self, buffers: list[bytes]) -> list[memoryview]:
+        """In one go; what the kernel did not take."""
+        size = sum(map(len, buffers))
+        if size <= limits.HTTP_JOIN_BYTES:
+            buffers = [b"".join(buffers)]
+            sent = self._try(self.sock.send, buffers[0])
+        else:
+            sent = self._try(self.sock.sendmsg, buffers)
+        rest = []
+        if sent < size:
+            for buffer in buffers:
+                if sent < len(buffer):
+                    rest.append(memoryview(buffer)[sent:])
+                sent = max(0, sent - len(buffer))
+        return rest
 
     def _try(self, send: Callable[[T], int], data: T) -> int:
         """The bytes the kernel took."""
@@ -148,7 +168,7 @@ class Connection:
         except OSError:
             raise ClientGone from None
 
-    async def _send(self, data: bytes | memoryview) -> None:
+    async def _send(self, data: memoryview) -> None:
         began, size = self.server.now, len(data)
         while True:
             sent = self._try(self.sock.send, data)
@@ -156,7 +176,7 @@ class Connection:
                 self.deadline = inf
                 self._sending = False
                 return
-            data = memoryview(data)[sent:]
+            data = data[sent:]
             self.deadline = self._until(began, size - len(data), self.server.patience.send_s)
             self._sending = True
             await wait_writable(self.sock)
@@ -172,12 +192,13 @@ class Connection:
         if data.startswith(H2_PREFACE):
             await self._hand_over(data)
             return
-        while data:
-            self.parser.feed(data)
+        self.parser.feed(data)
+        more = bool(data)
+        while more:
             if not await self._answer_queue():
                 await self._linger()
                 return
-            data = await self._next_bytes()
+            more = await self._read_next()
         if self.timed_out and self.parser.in_head:
             await self._refuse(Refusal(408, "the request's head did not come in time"))
 
@@ -192,23 +213,125 @@ class Connection:
             data += more
         return data
 
-    async def _next_bytes(self) -> bytes:
+    async def _read_next(self) -> bool:
         """Wait for the next request, or for the rest of a head (whose time runs from its first byte)."""
         data, self._ahead = self._ahead, b""
-        if data or self.gone:
-            return data
-        if self.parser.in_head:
+        if not data and not self.gone:
+            if self.parser.in_head:
+                self.idle = False
+                if self._head_until is inf:
+                    self._head_until = self.server.now + self.server.patience.head_s
+                self.deadline = self._head_until
+                data = await self.receive()
+            elif self.server.draining:
+                return False
+            else:
+                self._head_until = inf
+                return await self._sleep()
+        self.parser.feed(data)
+        return bool(data)
+
+    # --- without the task -------------------------------------------------------------------------------------------
+
+    async def _sleep(self) -> bool:
+        """Until there is something that needs this task; False at the end of the connection."""
+        self._rest()
+        if self._lane_fileno < 0:
+            self._lane_fileno = self.sock.fileno()
+            self.server.lane.add(self, self._lane_fileno)
+        if self._unread:
+            self._unread = False
+            await checkpoint()
+            with suppress(BlockingIOError):
+                data = self.sock.recv(limits.HTTP_RECEIVE_BYTES)
+                self.parser.feed(data)
+                return bool(data)
+        self._task = trio.lowlevel.current_task()
+        todo: Todo = await trio.lowlevel.wait_task_rescheduled(self._abort)
+        return await todo()
+
+    def _abort(self, _: object) -> trio.lowlevel.Abort:
+        self._task = None
+        if self.express is not None:
+            self.express.abandon()
+            self.express = None
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    def _rest(self) -> None:
+        self.idle = True
+        self.deadline = self.server.now + self.server.patience.idle_s
+
+    def _leave_lane(self) -> None:
+        if self._lane_fileno >= 0:
+            self.server.lane.remove(self._lane_fileno)
+            self._lane_fileno = -1
+
+    def on_readable(self) -> None:
+        """Called by the lane, whoever is to read."""
+        if self._task is None or self.express is not None:
+            self._unread = True
+            return
+        try:
+            data = self.sock.recv(limits.HTTP_RECEIVE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self.wake(self.give_up)
+            return
+        self._unread = len(data) == limits.HTTP_RECEIVE_BYTES
+        parser = self.parser
+        parser.feed(data)
+        if len(parser.queue) == 1 and parser.error is None and not parser.in_head:
             self.idle = False
-            if self._head_until is inf:
-                self._head_until = self.server.now + self.server.patience.head_s
-            self.deadline = self._head_until
-        elif self.server.draining:
-            return b""
+            self.deadline = inf
+            if begin(self, parser.queue[0]):
+                return
+        self.wake(self._go_on)
+
+    def answer_now(self, incoming: Incoming, response: Response) -> None:
+        """The answer to a request that went without the task."""
+        head = render.response_head(response, self.connection_line(incoming))
+        try:
+            rest = self._send_now([head, response.body, response.tail])
+        except ClientGone:
+            self.wake(self.give_up)
+            return
+        self.log_access(incoming, response.status, len(response.body) + len(response.tail), response.request_id)
+        if rest:
+            self.wake(partial(self._send_rest, rest))
+        elif not self.answered():
+            self.wake(self.give_up)
+        elif self._unread:
+            self.wake(self._go_on)
         else:
-            self.idle = True
-            self._head_until = inf
-            self.deadline = self.server.now + self.server.patience.idle_s
-        return await self.receive()
+            self._rest()
+
+    def answered(self) -> bool:
+        """The first request in the queue is over; False if the connection is, too."""
+        self.visitor.leave()
+        self.parser.queue.popleft()
+        return not self._closing
+
+    def wake(self, todo: Todo) -> None:
+        """There is something for the task to do. Its result: whether the connection goes on."""
+        task, self._task = self._task, None
+        if task is not None:  # else it is being cancelled
+            trio.lowlevel.reschedule(task, outcome.Value(todo))
+
+    async def _go_on(self) -> bool:
+        return True
+
+    async def give_up(self) -> bool:
+        return False
+
+    async def _send_rest(self, rest: list[memoryview]) -> bool:
+        for data in rest:
+            await self._send(data)
+        return self.answered()
+
+    # --- with the task ----------------------------------------------------------------------------------------------
 
     async def _answer_queue(self) -> bool:
         """Answer what has been parsed; False if the connection is to be closed."""
@@ -291,6 +414,7 @@ class Connection:
 
     async def _hand_over(self, data: bytes) -> None:
         self.handed_over = True
+        self._leave_lane()
         self._note_busy(False)
         await self.server.handover.take(self.sock, data, self._note_busy)
 

@@ -103,11 +103,16 @@ def shutting_down() -> TopicsError:
     return TopicsError(errors.SHUTTING_DOWN, "the server is shutting down; retry", {"retry_after_ms": 1000})
 
 
-async def finish(request: Request, response: Response) -> Response:
-    """Close the JSON object with `performance`, name the request; compress if asked."""
+def seal(request: Request, response: Response) -> None:
+    """Close the JSON object with `performance`, name the request."""
     response.request_id = request.id
     if response.perf is not None:
         response.tail = performance((perf_counter_ns() - request.started_ns) / 1e6, response.perf)
+
+
+async def finish(request: Request, response: Response) -> Response:
+    """Seal it; compress if asked."""
+    seal(request, response)
     if b"accept-encoding" in request.headers:
         await bodies.compress(request, response)
     return response

@@ -55,6 +55,12 @@ class Incoming:
         self.refusal: Refusal | None = None  # what is wrong with the head
         self.started_ns = 0
 
+    def peek(self) -> bytes:
+        """The body, which stays."""
+        if len(self.parts) > 1:
+            self.parts = [b"".join(self.parts)]
+        return self.parts[0] if self.parts else b""
+
     def take(self) -> bytes:
         parts, self.parts = self.parts, []
         return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -4,7 +4,6 @@ Bodies go to the queue's shard untouched, and its answers come back as they are.
 """
 
 import re
-from functools import partial
 from typing import Any
 
 from topics import limits
@@ -12,37 +11,25 @@ from topics.core.config import CLAIM_JITTER_MS_MAX
 from topics.core.names import check_topic_name
 from topics.errors import invalid
 from topics.gateway import sse
-from topics.gateway.bodies import read_body
 from topics.gateway.dispatch import Gateway
-from topics.gateway.long_poll import long_poll
 from topics.gateway.messages import Request, Response
-from topics.gateway.routing import Handle, Route
+from topics.gateway.questions import Ask, Question, asking_route
+from topics.gateway.routing import Route
 from topics.gateway.watch_routes import check_accept, live_of
 from topics.gateway.work_stream import WorkStream
 
-DEADLINE_MS = limits.CLAIM_WAIT_MS_MAX + CLAIM_JITTER_MS_MAX + limits.CALL_DEADLINE_MS
+CLAIM_DEADLINE_MS = CLAIM_JITTER_MS_MAX + limits.CALL_DEADLINE_MS
 
 
-async def claim(gateway: Gateway, request: Request) -> Response:
-    name = check_topic_name(request.name)
-    body = await read_body(request, gateway.limits.body_bytes)
-    head = {"topic": name}
-    if b"wait_ms" not in body:  # the body is not parsed here; a false alarm costs a little, nothing else
-        reply = await gateway.shards.call(name, "claim", head, body, DEADLINE_MS)
-    else:
-        wait = partial(long_poll, gateway, name, "claim", head, body, DEADLINE_MS)
-        reply = await request.source.while_connected(wait)
-    return Response(reply.body, 200, reply.head["perf"])
+def claim(request: Request) -> Question:
+    return Question("claim", {"topic": check_topic_name(request.name)}, CLAIM_DEADLINE_MS, limits.CLAIM_WAIT_MS_MAX)
 
 
-def _settle(method: str) -> Handle:
-    async def handle(gateway: Gateway, request: Request) -> Response:
-        name = check_topic_name(request.name)
-        body = await read_body(request, gateway.limits.body_bytes)
-        reply = await gateway.shards.call(name, method, {"topic": name}, body)
-        return Response(reply.body, 200, reply.head["perf"])
+def _settle(method: str) -> Ask:
+    def ask(request: Request) -> Question:
+        return Question(method, {"topic": check_topic_name(request.name)})
 
-    return handle
+    return ask
 
 
 async def work(gateway: Gateway, request: Request) -> Response:
@@ -73,8 +60,8 @@ def _whole(field: str, text: str) -> int:
 
 ROUTES = (
     Route("GET", "/v0/topics/:topic/work", work, "queue.work", hot=True, stream=True),
-    Route("POST", "/v0/topics/:topic/claim", claim, "queue.claim", hot=True),
-    Route("POST", "/v0/topics/:topic/ack", _settle("ack"), "queue.ack", hot=True),
-    Route("POST", "/v0/topics/:topic/nack", _settle("nack"), "queue.nack", hot=True),
-    Route("POST", "/v0/topics/:topic/extend", _settle("extend"), "queue.extend", hot=True),
+    asking_route("POST", "/v0/topics/:topic/claim", claim, "queue.claim"),
+    asking_route("POST", "/v0/topics/:topic/ack", _settle("ack"), "queue.ack"),
+    asking_route("POST", "/v0/topics/:topic/nack", _settle("nack"), "queue.nack"),
+    asking_route("POST", "/v0/topics/:topic/extend", _settle("extend"), "queue.extend"),
 )

@@ -17,6 +17,7 @@ from topics.keys import ROUTE_SCOPES, Access
 
 if TYPE_CHECKING:
     from topics.gateway.dispatch import Gateway
+    from topics.gateway.questions import Ask
 
 Handle = Callable[["Gateway", Request], Awaitable[Response]]
 
@@ -30,6 +31,7 @@ class Route:
     hot: bool = False
     probe: bool = False  # also answered while the server drains
     stream: bool = False  # stays open: its handler takes a place among the streams, not among its key's requests
+    ask: "Ask | None" = None  # what it asks one shard, if that is all it does
     access: Access = field(init=False)
 
     def __post_init__(self) -> None:

@@ -19,6 +19,7 @@ from topics import errors, limits
 from topics.gateway import render
 from topics.gateway.connection import Connection
 from topics.gateway.dispatch import Gateway, performance
+from topics.gateway.express import Lane
 from topics.gateway.handover import Handover
 from topics.gateway.messages import Refusal, new_id
 from topics.gateway.statuses import error_response
@@ -58,6 +59,7 @@ class Server:
         self.patience = patience or Patience()
         self.handover = Handover(app, gateway.door, self.patience.send_s, gateway.limits.body_bytes)
         self.connections: set[Connection] = set()
+        self.lane = Lane()
         self.address: tuple[str, int] | None = None
         self.now = 0.0  # coarse, for deadlines
         self._max_connections = max_connections  # 0: any number
@@ -82,6 +84,7 @@ class Server:
         async with trio.open_nursery() as life:
             await self.handover.start(life)
             life.start_soon(self._sweep)
+            life.start_soon(self.lane.run)
             async with trio.open_nursery() as open_connections:
                 async with trio.open_nursery() as accepting:
                     accepting.start_soon(self._accept, listener, open_connections)

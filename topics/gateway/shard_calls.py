@@ -8,7 +8,7 @@ import trio
 from topics import limits
 from topics.errors import TopicsError
 from topics.ids import slot_of
-from topics.rpc.open_calls import Reply
+from topics.rpc.open_calls import Reply, Told
 from topics.rpc.peer import Peer
 
 
@@ -29,6 +29,10 @@ class Shards:
     ) -> Reply:
         """Call the owner of `name`. PeerLost and DeadlineExceeded are `not_ready`."""
         return await self._by_slot[slot_of(name)].call(method, head, body, deadline_ms=deadline_ms)
+
+    def begin(self, name: str, told: Told, method: str, head: Mapping[str, Any], body: bytes, deadline_ms: int) -> bool:
+        """Call the owner of `name` without a task that waits; False if it would have to."""
+        return self._by_slot[slot_of(name)].begin(told, method, head, body, deadline_ms)
 
     def peer_of(self, name: str) -> Peer:
         """The shard that owns a name, for calls that stream."""

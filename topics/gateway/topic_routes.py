@@ -3,7 +3,6 @@
 Bodies go to the topic's shard untouched, and its answers come back as they are.
 """
 
-from functools import partial
 from typing import Any
 
 from topics import limits
@@ -12,13 +11,10 @@ from topics.core.requests import U64_MAX
 from topics.errors import invalid
 from topics.gateway.bodies import read_body
 from topics.gateway.dispatch import Gateway
-from topics.gateway.long_poll import long_poll
 from topics.gateway.messages import Request, Response
+from topics.gateway.questions import Question, answer_of, asking_route
 from topics.gateway.routing import Route
 from topics.keys import ADMIN
-from topics.rpc.open_calls import Reply
-
-DIFF_DEADLINE_MS = limits.DIFF_WAIT_MS_MAX + limits.CALL_DEADLINE_MS
 
 
 async def put(gateway: Gateway, request: Request) -> Response:
@@ -27,7 +23,7 @@ async def put(gateway: Gateway, request: Request) -> Response:
     head: dict[str, Any] = {"topic": name}
     if request.principal.prefixes:
         head["prefixes"] = request.principal.prefixes
-    return _created(await gateway.shards.call(name, "put", head, body))
+    return answer_of(await gateway.shards.call(name, "put", head, body))
 
 
 async def state(gateway: Gateway, request: Request) -> Response:
@@ -42,9 +38,8 @@ async def remove(gateway: Gateway, request: Request) -> Response:
     return Response(reply.body, 200, reply.head["perf"])
 
 
-async def append(gateway: Gateway, request: Request) -> Response:
-    name = check_topic_name(request.name)
-    head: dict[str, Any] = {"topic": name}
+def append(request: Request) -> Question:
+    head: dict[str, Any] = {"topic": check_topic_name(request.name)}
     if request.query and (request.query == b"return_seqs=false" or not request.flag("return_seqs", True)):
         head["return_seqs"] = False
     if b"idempotency-key" in request.headers:
@@ -53,20 +48,11 @@ async def append(gateway: Gateway, request: Request) -> Response:
         head["may_configure"] = False  # only the shard looks into the body
     if request.principal.prefixes:
         head["prefixes"] = request.principal.prefixes
-    body = await read_body(request, gateway.limits.body_bytes)
-    return _created(await gateway.shards.call(name, "append", head, body))
+    return Question("append", head)
 
 
-async def diff(gateway: Gateway, request: Request) -> Response:
-    name = check_topic_name(request.name)
-    body = await read_body(request, gateway.limits.body_bytes)
-    head = {"topic": name}
-    if b"wait_ms" not in body:  # the body is not parsed here; a false alarm costs a little, nothing else
-        reply = await gateway.shards.call(name, "diff", head, body)
-    else:
-        wait = partial(long_poll, gateway, name, "diff", head, body, DIFF_DEADLINE_MS)
-        reply = await request.source.while_connected(wait)
-    return Response(reply.body, 200, reply.head["perf"])
+def diff(request: Request) -> Question:
+    return Question("diff", {"topic": check_topic_name(request.name)}, wait_ms_max=limits.DIFF_WAIT_MS_MAX)
 
 
 async def seek(gateway: Gateway, request: Request) -> Response:
@@ -85,10 +71,6 @@ async def delete(gateway: Gateway, request: Request) -> Response:
     return Response(reply.body, 200, reply.head["perf"])
 
 
-def _created(reply: Reply) -> Response:
-    return Response(reply.body, 201 if reply.head["created"] else 200, reply.head["perf"])
-
-
 def _header_key(value: bytes) -> str:
     try:
         return value.decode()
@@ -97,8 +79,8 @@ def _header_key(value: bytes) -> str:
 
 
 ROUTES = (
-    Route("POST", "/v0/topics/:topic", append, "topic.append", hot=True),
-    Route("POST", "/v0/topics/:topic/diff", diff, "topic.diff", hot=True),
+    asking_route("POST", "/v0/topics/:topic", append, "topic.append"),
+    asking_route("POST", "/v0/topics/:topic/diff", diff, "topic.diff"),
     Route("PUT", "/v0/topics/:topic", put, "topic.put"),
     Route("GET", "/v0/topics/:topic", state, "topic.state"),
     Route("DELETE", "/v0/topics/:topic", remove, "topic.remove"),

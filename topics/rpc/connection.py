@@ -23,11 +23,11 @@ from topics.rpc.errors import (
 )
 from topics.rpc.failures import decode_error
 from topics.rpc.link import Link
-from topics.rpc.open_calls import OpenCall, Reply, Stream
+from topics.rpc.open_calls import OpenCall, Reply, Stream, Told
 from topics.rpc.wire import CALL, CANCEL, CREDIT, ERROR, ITEM, REPLY, Body, Message, encode, pack_head, pieces_of
 
 
-class Connection(Link[OpenCall | Stream]):
+class Connection(Link[OpenCall | Told | Stream]):
     """Calls to one peer. Made by `connect` or `connect_unix`; of no use any more once it is `lost`."""
 
     def __init__(self, stream: trio.abc.Stream) -> None:
@@ -67,6 +67,21 @@ class Connection(Link[OpenCall | Stream]):
 
         reply: Reply = await wait_task_rescheduled(abort)
         return reply
+
+    def begin(self, told: Told, method: str, head: Mapping[str, Any], body: bytes, deadline_ms: int) -> bool:
+        """As `call`, without a task that waits. False if it would have to wait for room: nothing was sent then."""
+        packed = pack_head((method, deadline_ms, 0, head))
+        outbox, calls = self.outbox, self.calls
+        if outbox.queued_bytes + len(packed) + len(body) > self._easy_bytes:
+            return False
+        if len(calls) + self._waiting >= self._calls_max:
+            return False
+        told.expires = self.expiry(deadline_ms)
+        call_id = self._last_id = self._last_id + 1
+        outbox.put(CALL, call_id, packed, body)
+        calls[call_id] = told
+        told.began(self, call_id)
+        return True
 
     def stream(
         self,
@@ -181,11 +196,11 @@ class Connection(Link[OpenCall | Stream]):
             else:
                 raise ProtocolError(f"a server does not send frames of kind {kind}")
 
-    def _expired(self, call_id: int, call: OpenCall | Stream) -> None:
+    def _expired(self, call_id: int, call: OpenCall | Told | Stream) -> None:
         self._tell_cancelled(call_id)
         call.reject(DeadlineExceeded("the deadline passed before the peer answered"))
 
-    def _lost(self, call: OpenCall | Stream, reason: RpcError) -> None:
+    def _lost(self, call: OpenCall | Told | Stream, reason: RpcError) -> None:
         call.reject(reason.again())
 
 

@@ -23,6 +23,33 @@ class Reply(NamedTuple):
     body: bytes
 
 
+class Told:
+    """Somebody who is told the outcome of one call instead of waiting for it: `resolve` or `reject` runs in the link's
+    reader, must be quick and must not raise. See `Connection.begin`.
+    """
+
+    __slots__ = ("_call_id", "_connection", "expires")
+
+    expires: float
+
+    def began(self, connection: "Connection", call_id: int) -> None:
+        self._connection = connection
+        self._call_id = call_id
+
+    def abandon(self) -> None:
+        """Not interested any more: the server is told, and nothing more is heard."""
+        self._connection.abandon(self._call_id)
+
+    def resolve(self, reply: Reply) -> None:
+        raise NotImplementedError
+
+    def reject(self, error: TopicsError) -> None:
+        raise NotImplementedError
+
+    def receive(self, item: Reply) -> None:
+        raise ProtocolError("the peer streams on a call that asked for one reply")
+
+
 class OpenCall:
     """A task parked until its one reply comes.
 

@@ -13,7 +13,7 @@ import trio
 from topics import limits
 from topics.rpc.connection import Connection
 from topics.rpc.errors import DeadlineExceeded, PeerLost, RpcError, TooManyCalls
-from topics.rpc.open_calls import Reply, Stream
+from topics.rpc.open_calls import Reply, Stream, Told
 from topics.rpc.unix import connect_unix
 from topics.rpc.wire import Body
 
@@ -44,6 +44,11 @@ class Peer:
         if connection is None or connection.lost:
             connection, deadline_ms = await self._connect_within(deadline_ms)
         return await connection.call(method, head, body, deadline_ms=deadline_ms)
+
+    def begin(self, told: Told, method: str, head: Mapping[str, Any], body: bytes, deadline_ms: int) -> bool:
+        """As `Connection.begin`; False also while there is no connection."""
+        connection = self._connection
+        return connection is not None and connection.begin(told, method, head, body, deadline_ms)
 
     @asynccontextmanager
     async def stream(

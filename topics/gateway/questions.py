@@ -1,0 +1,53 @@
+"""Routes that ask one shard one thing: the request's body goes there untouched, and its answer comes back as it is.
+
+Such a route is one function, from a request to its `Question`. It is answered by a task (`asking`) or, if nothing about
+the request is unusual, without one (express.py).
+"""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+from topics import limits
+from topics.gateway.bodies import read_body
+from topics.gateway.dispatch import Gateway
+from topics.gateway.long_poll import long_poll
+from topics.gateway.messages import Request, Response
+from topics.gateway.routing import Handle, Route
+from topics.rpc.open_calls import Reply
+
+
+class Question(NamedTuple):
+    method: str
+    head: Mapping[str, Any]
+    deadline_ms: int = limits.CALL_DEADLINE_MS
+    wait_ms_max: int = 0  # how long the shard may wait on top of that, if the body says so
+
+    def waits(self, body: bytes) -> bool:
+        """Bodies are not parsed here; a false alarm costs a little, nothing else."""
+        return self.wait_ms_max > 0 and b"wait_ms" in body
+
+
+Ask = Callable[[Request], Question]
+
+
+def asking_route(method: str, template: str, ask: Ask, needs: str) -> Route:
+    return Route(method, template, asking(ask), needs, hot=True, ask=ask)
+
+
+def asking(ask: Ask) -> Handle:
+    async def handle(gateway: Gateway, request: Request) -> Response:
+        question = ask(request)
+        body = await read_body(request, gateway.limits.body_bytes)
+        method, head, deadline_ms, wait_ms_max = question
+        if question.waits(body):
+            wait = partial(long_poll, gateway, request.name, method, head, body, deadline_ms + wait_ms_max)
+            return answer_of(await request.source.while_connected(wait))
+        return answer_of(await gateway.shards.call(request.name, method, head, body, deadline_ms))
+
+    return handle
+
+
+def answer_of(reply: Reply) -> Response:
+    head = reply.head
+    return Response(reply.body, 201 if head.get("created") else 200, head["perf"])
