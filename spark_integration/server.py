@@ -55,6 +55,14 @@ class Topics:
         except ApiError as error:
             self._explain(error, topic)
 
+    def routers_from(self, topic: str) -> list[dict[str, Any]]:
+        """Those that this key may see, with their settings."""
+        try:
+            names = [found["router"] for found in self._client.routers() if found["source"] == topic]
+            return [self._client.router(name) for name in names]
+        except ApiError as error:
+            self._explain(error, topic)
+
     def first_at(self, topic: str, bounds: Bounds, ts: int) -> int:
         """The seq after which every record is of `ts` or later. Times never fall within a topic: halving finds it."""
         low, high = bounds.earliest - 1, bounds.head

@@ -31,12 +31,15 @@ class Storage:
             stream.close()
 
     def write_json(self, file: str, value: Any) -> None:
+        self.write_text(file, json.dumps(value, indent=1, sort_keys=True))
+
+    def write_text(self, file: str, text: str) -> None:
         """All of it or nothing: written beside and renamed. A crash leaves at most a file with a leading dot."""
         path, files = self._at(file)
         beside = self._path(f"{path.getParent()}/.{path.getName()}.new")
         stream = files.create(beside, True)
         try:
-            stream.write(bytearray(json.dumps(value, indent=1, sort_keys=True).encode()))
+            stream.write(bytearray(text.encode()))
         finally:
             stream.close()
         files.delete(path, False)

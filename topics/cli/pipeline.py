@@ -2,6 +2,7 @@
 
 import functools
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from importlib.util import find_spec
@@ -55,6 +56,8 @@ def runs_job(function: Job) -> Callable[..., None]:
             click.echo(json.dumps(summary))
         else:
             pairs(list(summary.items()))
+        if summary.get("problems"):
+            sys.exit(REFUSED)
 
     return command
 
@@ -207,3 +210,25 @@ def aggregate(
     into = Into(more["into_topic"], more["into_folder"])
     plan = Plan(_selection(topics, pattern), into, measure, mode, more["watermark"], more["per_batch"])
     return run(spark, place, plan, checkpoint)
+
+
+@pipeline.command()
+@click.argument("report")
+@click.argument("topics", nargs=-1)
+@click.option("--pattern", metavar="REGEX", help="Every topic whose whole name matches, instead of names.")
+@click.option("--archive", "root", metavar="FOLDER", help="Compare with what is archived there.")
+@runs_job
+def audit(spark: Any, place: "Place", report: str, topics: tuple[str, ...], pattern: str, root: str) -> Any:
+    """Check TOPICS, their archive and the copies routers made of them: gaps, duplicates, order, losses.
+
+    What is found goes to the folder REPORT: index.html to look at, audit.json for programs. The exit status is 1 if
+    there is a problem.
+
+    \b
+    Examples:
+      topics pipeline audit /data/audit orders --archive /data/archive
+      topics pipeline audit /data/audit --pattern 'tenant42:.*' --json
+    """
+    from spark_integration.jobs.audit import audit as run
+
+    return run(spark, place, _selection(topics, pattern), report, root=root)
