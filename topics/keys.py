@@ -288,6 +288,13 @@ ROUTE_SCOPES: Mapping[str, Access] = {
     "queue.nack": Access(WRITE),
     "queue.extend": Access(WRITE),
     "queue.work": Access(READ | WRITE, query_token=True),
+    "group.put": Access(READ | WRITE),
+    "group.state": Access(READ),
+    "group.list": Access(READ),
+    "group.remove": Access(DELETE),
+    "group.fetch": Access(READ),  # also one that makes the group: it begins where everybody may read
+    "group.ack": Access(READ | WRITE),
+    "group.seek": Access(READ | WRITE),
     "metrics": Access(READ),
     "health": Access(0, needs_key=False),  # needs one with TOPICS_PROBE_AUTH
     "ready": Access(0, needs_key=False),

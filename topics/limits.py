@@ -65,6 +65,14 @@ DEAD_LETTER_RETRY_MIN_MS = 50  # while the dead-letter topic refuses a job, doub
 DEAD_LETTER_RETRY_MAX_MS = 5_000
 LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
 
+# --- consumer groups ----------------------------------------------------------------------------------------------
+GROUPS_PER_TOPIC_MAX = 1000
+GROUPS_PER_SHARD_MAX = 10_000
+GROUP_CONSUMER_MAX = 128  # characters of a consumer's id
+GROUP_LEFT_MAX = 8  # consumers that a group remembers to have been taken over from
+GROUP_EVENTS_MIN = 1024  # events of the groups log before it is written anew
+GROUP_EVENTS_RECORD = 256  # groups that it then tells of in one record
+
 # --- blocks -------------------------------------------------------------------------------------------------------
 BLOCK_RECORDS_MAX = 256
 BLOCK_TEXT_BYTES = 64 * KIB  # a block closes at this many bytes of text; one larger record is a block of its own

@@ -34,6 +34,13 @@ SCOPES = {
     "POST /v0/topics/:topic/ack": WRITE,
     "POST /v0/topics/:topic/nack": WRITE,
     "POST /v0/topics/:topic/extend": WRITE,
+    "GET /v0/topics/:topic/groups": READ,
+    "GET /v0/topics/:topic/groups/:group": READ,
+    "PUT /v0/topics/:topic/groups/:group": READ | WRITE,
+    "DELETE /v0/topics/:topic/groups/:group": DELETE,
+    "POST /v0/topics/:topic/groups/:group/fetch": READ,
+    "POST /v0/topics/:topic/groups/:group/ack": READ | WRITE,
+    "POST /v0/topics/:topic/groups/:group/seek": READ | WRITE,
     "GET /v0/routers": READ,
     "GET /v0/routers/:router": READ,
     "DELETE /v0/routers/:router": DELETE,
@@ -55,6 +62,8 @@ BODIES = {
     "POST /v0/topics/:topic/delete": {"before_seq": 1},
     "PUT /v0/topics/:topic": {},
     "POST /v0/watch": {"topics": {INSIDE: {}}},
+    "POST /v0/topics/:topic/groups/:group/ack": {"seq": 0},
+    "POST /v0/topics/:topic/groups/:group/seek": {"to": "latest"},
     "POST /v0/topics/:topic/claim": {"node": "w"},
     "POST /v0/topics/:topic/ack": {"node": "w", "seqs": [1]},
     "POST /v0/topics/:topic/nack": {"node": "w", "seqs": [1]},
@@ -63,7 +72,10 @@ BODIES = {
 QUERIES = {"GET /v0/topics/:topic/seek": {"ts": 0}}
 WID = "wid_" + "A" * 22
 # What a route says that let the caller in, besides 200 and 201.
-BEYOND_THE_DOOR = {(404, "topic_not_found"), (404, "not_found"), (404, "router_not_found"), (426, "invalid_request")}
+BEYOND_THE_DOOR = {
+    *((404, code) for code in ("topic_not_found", "not_found", "router_not_found", "group_not_found")),
+    (426, "invalid_request"),
+}
 
 
 def title(route: Route) -> str:
@@ -100,7 +112,7 @@ def ask(http: httpx.Client, route: Route, name: str, headers: dict[str, str]) ->
 
 
 def path_of(route: Route, name: str) -> str:
-    return route.template.replace(":topic", name).replace(":router", name).replace(":wid", WID)
+    return route.template.replace(":topic", name).replace(":router", name).replace(":wid", WID).replace(":group", "g")
 
 
 def refused(answer: httpx.Response, status: int, code: str) -> bool:

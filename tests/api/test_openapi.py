@@ -58,6 +58,7 @@ def prepare(http: httpx.Client) -> None:
     assert http.put("/v0/topics/jobs", json={"type": "queue"}).status_code in (200, 201)
     assert http.put("/v0/routers/orders->audit", json={"source": "orders", "dest": "audit"}).status_code in (200, 201)
     assert http.post("/v0/topics/orders", json={"records": [{"data": n, "tag": "t"} for n in range(3)]}).is_success
+    assert http.put("/v0/topics/orders/groups/billing", json={}).status_code in (200, 201)
     assert http.post(
         "/v0/topics/jobs", json={"records": [{"data": n, "meta": {"a": "b"}} for n in range(3)]}
     ).is_success
@@ -190,6 +191,7 @@ def test_the_examples_of_requests_work(http, route):
 def test_created_is_of_the_type_too(http):
     for path, body, needs in (
         ("/v0/topics/new-by-put", {}, "topic.put"),
+        ("/v0/topics/new-by-put/groups/new", {"from": "latest"}, "group.put"),
         ("/v0/routers/new-one", {"source": "new-source", "dest": "new-dest"}, "router.put"),
     ):
         answer = http.put(path, json=body)
@@ -211,6 +213,12 @@ def test_lists_and_gaps_and_jobs_are_of_their_types(http):
     assert same(claimed, OPERATIONS["queue.claim"].answers[200])
     assert claimed["claimed"]
     assert same(http.get("/v0/topics/jobs").json(), OPERATIONS["topic.state"].answers[200])
+    listed = http.get("/v0/topics/orders/groups").json()
+    assert same(listed, OPERATIONS["group.list"].answers[200])
+    assert listed["groups"]
+    state = http.get("/v0/topics/orders").json()
+    assert same(state, OPERATIONS["topic.state"].answers[200])
+    assert state["groups"]
     http.put("/v0/topics/small", json={"cap_records": 1})
     for n in range(3):
         http.post("/v0/topics/small", json={"records": [{"data": n}]})

@@ -18,7 +18,12 @@ from topics.testing.server import Server
 
 KEY = "fuzz"
 EXAMPLES = 12  # of each route in each mode; some 30 s in all
-NAMES = {"topic": ["log", "jobs", "absent"], "router": ["log->copy", "absent"], "wid": ["wid_" + "A" * 22]}
+NAMES = {
+    "topic": ["log", "jobs", "absent"],
+    "group": ["g", "absent"],
+    "router": ["log->copy", "absent"],
+    "wid": ["wid_" + "A" * 22],
+}
 CHECKS = [
     schemathesis.checks.not_a_server_error,
     checks.status_code_conformance,
@@ -45,6 +50,7 @@ def names(server) -> None:
             assert http.delete(f"/v0/topics/{name}").status_code == 200
         assert http.put("/v0/topics/log", json={}).status_code == 201
         assert http.put("/v0/topics/jobs", json={"type": "queue"}).status_code == 201
+        assert http.put("/v0/topics/log/groups/g", json={}).status_code == 201
         assert http.delete("/v0/routers/log->copy").status_code == 200
         assert http.put("/v0/routers/log->copy", json={"source": "log", "dest": "copy"}).status_code == 201
 

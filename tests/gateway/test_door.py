@@ -93,7 +93,7 @@ async def test_nobody_is_let_in_by_mistake():
     """A request that came past the transports has no visitor, and a route cannot be without a line in the table."""
     asked = Request("GET", b"/v0/watch/x", b"", {}, QuartBody(None))
     with pytest.raises(AssertionError):
-        Door().admit(STREAMS.table[0], b"x", asked)
+        Door().admit(STREAMS.table[0], (b"x",), asked)
     with pytest.raises(KeyError):
         Route("GET", "/v0/new", answer, "new")
     assert "new" not in ROUTE_SCOPES
@@ -102,7 +102,7 @@ async def test_nobody_is_let_in_by_mistake():
 def test_without_keys_everybody_is_let_in():
     door = Door()
     asked = Request("GET", b"/", b"", {b"authorization": b"x"}, QuartBody(None), visitor=door.visitor())
-    door.admit(STREAMS.table[0], b"x", asked)
+    door.admit(STREAMS.table[0], (b"x",), asked)
     assert (asked.principal.index, asked.name) == (-1, "x")
 
 
@@ -113,7 +113,7 @@ def test_several_authorization_headers_are_none():
     door = Door(ring())
     asked = Request("GET", b"/", b"", twice, QuartBody(None), visitor=door.visitor())
     with pytest.raises(TopicsError) as refused:
-        door.admit(STREAMS.table[2], b"x", asked)
+        door.admit(STREAMS.table[2], (b"x",), asked)
     assert refused.value.code == "unauthorized"
 
 

@@ -19,22 +19,24 @@ def match(method, path):
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "template", "name"),
+    ("method", "path", "template", "names"),
     [
-        ("GET", "/v0/topics", "/v0/topics", ""),
-        ("GET", "/v0/topics/a.b:c-d_e", "/v0/topics/:topic", "a.b:c-d_e"),
-        ("GET", "/v0/topics/%61", "/v0/topics/:topic", "a"),
-        ("GET", "/v0/topics/%2561", "/v0/topics/:topic", "%61"),
-        ("GET", "/v0/topics/a%2Fb", "/v0/topics/:topic", "a/b"),
-        ("POST", "/v0/topics/diff/diff", "/v0/topics/:topic/diff", "diff"),
-        ("POST", "/v0/t%6Fpics/a/d%69ff", "/v0/topics/:topic/diff", "a"),
-        ("HEAD", "/v0/health", "/v0/health", ""),
-        ("GET", "/healthz", "/healthz", ""),
+        ("GET", "/v0/topics", "/v0/topics", []),
+        ("GET", "/v0/topics/a.b:c-d_e", "/v0/topics/:topic", ["a.b:c-d_e"]),
+        ("GET", "/v0/topics/%61", "/v0/topics/:topic", ["a"]),
+        ("GET", "/v0/topics/%2561", "/v0/topics/:topic", ["%61"]),
+        ("GET", "/v0/topics/a%2Fb", "/v0/topics/:topic", ["a/b"]),
+        ("POST", "/v0/topics/diff/diff", "/v0/topics/:topic/diff", ["diff"]),
+        ("POST", "/v0/t%6Fpics/a/d%69ff", "/v0/topics/:topic/diff", ["a"]),
+        ("POST", "/v0/topics/a/groups/b%3Ac/fetch", "/v0/topics/:topic/groups/:group/fetch", ["a", "b:c"]),
+        ("GET", "/v0/topics/groups/groups", "/v0/topics/:topic/groups", ["groups"]),
+        ("HEAD", "/v0/health", "/v0/health", []),
+        ("GET", "/healthz", "/healthz", []),
     ],
 )
-def test_found(method, path, template, name):
+def test_found(method, path, template, names):
     route, found = match(method, path)
-    assert (route.template, found) == (template, name.encode())
+    assert (route.template, found) == (template, tuple(name.encode() for name in names))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +86,9 @@ def test_hot_routes():
         "POST /v0/topics/:topic/ack",
         "POST /v0/topics/:topic/nack",
         "POST /v0/topics/:topic/extend",
+        "POST /v0/topics/:topic/groups/:group/fetch",
+        "POST /v0/topics/:topic/groups/:group/ack",
+        "POST /v0/topics/:topic/groups/:group/seek",
     }
 
 

@@ -1,4 +1,4 @@
-"""The names of topics and routers: which are allowed, and the refusal that states the rule.
+"""The names of topics, routers and consumer groups: which are allowed, and the refusal that states the rule.
 
 A name is compared byte for byte; it is never folded, trimmed or normalised. Names are plain ASCII, so characters and
 bytes are the same count.
@@ -39,4 +39,11 @@ def check_router_name(name: str) -> str:
     """As for topics, with `>` allowed, so that `orders->audit` is a name."""
     if _ROUTER.fullmatch(name) is None:
         raise invalid(f"a router name has {ROUTER_RULE}", field="router")
+    return name
+
+
+def check_group_name(name: str) -> str:
+    """As for topics."""
+    if not is_topic_name(name):
+        raise invalid(f"a group name has {TOPIC_RULE}", field="group")
     return name

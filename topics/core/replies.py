@@ -9,9 +9,10 @@ from typing import Any
 
 import msgspec
 
-from topics.core import priority
+from topics.core import groups, priority
 from topics.core.config import to_json
 from topics.core.diff import Buffer, Plan
+from topics.core.groups import Group
 from topics.core.leases import counts
 from topics.core.loss import Tombstone
 from topics.core.requests import quoted
@@ -61,11 +62,66 @@ def topic_state(topic: Topic, now_ms: int) -> bytes:
             _or_null(topic.last_read_ms),
         )
         + (queue_state(topic, now_ms) if topic.config.type == "queue" else b"")
+        + (_groups_of(topic) if topic.groups else b"")
     )
 
 
 def queue_state(topic: Topic, now_ms: int) -> bytes:
     return b',"queue":{"ready":%d,"in_flight":%d,"dead_lettered":%d}' % counts(topic, now_ms)
+
+
+# --- consumer groups ----------------------------------------------------------------------------------------------
+
+
+def group_state(topic: Topic, group: Group, *, created: bool | None = None) -> bytes:
+    fields = _group(topic, group)
+    return opened(
+        {"topic": topic.name, **fields} if created is None else {"topic": topic.name, "created": created, **fields}
+    )
+
+
+def group_list(topic: Topic) -> bytes:
+    """All groups of a topic; they are not that many."""
+    return opened({"topic": topic.name, "groups": [_group(topic, group) for group in groups.shown(topic)]})
+
+
+def group_moved(topic: Topic, group: Group, *, moved: bool) -> bytes:
+    """The answer to an ack or a seek."""
+    lag = groups.lag_of(topic, group)
+    return opened(
+        {"topic": topic.name, "group": group.name, "cursor_seq": group.cursor, "moved": moved}
+        | {"head_seq": topic.head_seq, "lag": lag}
+    )
+
+
+def group_place(group: Group) -> bytes:
+    """What a fetch tells beside a diff."""
+    return b',"group":%b,"cursor_seq":%d' % (quoted(group.name), group.cursor)
+
+
+def _group(topic: Topic, group: Group) -> dict[str, Any]:
+    return {
+        "group": group.name,
+        "cursor_seq": group.cursor,
+        "head_seq": topic.head_seq,
+        "earliest_seq": topic.earliest_seq,
+        "lag": groups.lag_of(topic, group),
+        "consumer": group.consumer or None,
+        "created_ts": group.created_ms,
+        "updated_ts": group.moved_ms,
+    }
+
+
+def _groups_of(topic: Topic) -> bytes:
+    """For the state of a topic."""
+    shown = {
+        group.name: {"cursor_seq": group.cursor, "lag": groups.lag_of(topic, group), "consumer": group.consumer or None}
+        for group in groups.shown(topic)
+    }
+    return b',"groups":' + _encode(shown)
+
+
+# --- queues -------------------------------------------------------------------------------------------------------
 
 
 def claimed(topic: Topic, jobs: list[tuple[int, bytes]], now_ms: int) -> list[Buffer]:

@@ -26,6 +26,7 @@ from topics.core.tags import GENERATION_RECORDS, TagGeneration
 
 if TYPE_CHECKING:
     from topics.core.derivation import Derived
+    from topics.core.groups import Group
 
 SEQ_BASE = 1
 BURY_STEP = 64  # chunks that give their files back in one go
@@ -54,6 +55,7 @@ class Topic:
         "epoch",
         "evicted",
         "flips",
+        "groups",
         "head_seq",
         "held",
         "hidden",
@@ -104,6 +106,7 @@ class Topic:
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.leases: Leases | None = None  # of a queue, once something was claimed
+        self.groups: dict[str, Group] | None = None  # of consumers, once there was one
         self.derived: Derived | None = None  # while a router leads here
         self.refilled = False  # records came in behind others, which a file may have already
         self.queued_ms: int | None = None  # since when its readers wait to be served

@@ -3,7 +3,7 @@ byte of its body is read (topics/gateway/dispatch.py).
 """
 
 from topics.gateway.messages import Request
-from topics.gateway.routing import Route, decode_name
+from topics.gateway.routing import Names, Route, decode_name
 from topics.gateway.slots import RequestSlots, StreamSlots
 from topics.gateway.visitor import BodyMemory, Visitor
 from topics.keys import OPEN, ConnectionKey, KeyRing, authorise, identify
@@ -32,8 +32,8 @@ class Door:
         """One for each connection of HTTP/1; one for each stream of HTTP/2, which share their connection's `keys`."""
         return Visitor(keys or self.connection_key(), self._requests, self._memory)
 
-    def admit(self, route: Route, name: bytes, request: Request) -> None:
-        """Sets `principal` and `name` of the request. Raises `unauthorized`, `forbidden`, `throttled`."""
+    def admit(self, route: Route, names: Names, request: Request) -> None:
+        """Sets `principal`, `name` and `group` of the request. Raises `unauthorized`, `forbidden`, `throttled`."""
         access, visitor = route.access, request.visitor
         assert visitor is not None
         if access.needs_key or self._probe_auth:
@@ -41,9 +41,11 @@ class Door:
             request.principal = identify(visitor.keys, request.headers.get(b"authorization"), query)
         else:
             request.principal = OPEN
-        if name:
-            request.name = decode_name(name)
-        if name and access.names_topic:
+        if names:
+            request.name = decode_name(names[0])
+            if len(names) > 1:
+                request.group = decode_name(names[1], "group")
+        if names and access.names_topic:
             authorise(request.principal, access.scopes, request.name)
         else:
             authorise(request.principal, access.scopes)

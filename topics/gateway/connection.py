@@ -30,7 +30,7 @@ from topics.gateway.express import Express, begin
 from topics.gateway.hot_body import HotBody
 from topics.gateway.messages import ClientGone, Refusal, Request, Response, header_map
 from topics.gateway.parser import H2_PREFACE, Incoming, RequestParser, split_target
-from topics.gateway.routing import Route
+from topics.gateway.routing import Names, Route
 from topics.gateway.statuses import error_response
 from topics.gateway.streaming import stream_to_socket
 
@@ -361,19 +361,19 @@ class Connection:
             await self._refuse(request.refusal)
             return
         path, query = split_target(request.target)
-        route, name, _ = self.server.gateway.routes.find(request.method, path)
+        route, names, _ = self.server.gateway.routes.find(request.method, path)
         try:
             if route is not None and route.hot:
-                await self._answer_hot(request, route, name, path, query)
+                await self._answer_hot(request, route, names, path, query)
             else:
                 await run_app(self, request, path, query)
         finally:
             self.visitor.leave()
 
-    async def _answer_hot(self, incoming: Incoming, route: Route, name: bytes, path: bytes, query: bytes) -> None:
+    async def _answer_hot(self, incoming: Incoming, route: Route, names: Names, path: bytes, query: bytes) -> None:
         headers, body = header_map(incoming.headers), HotBody(self, incoming)
         request = Request(incoming.method, path, query, headers, body, incoming.started_ns, self.visitor)
-        response = await self.server.gateway.run(route, name, request)
+        response = await self.server.gateway.run(route, names, request)
         if response.stream is None:
             await self.respond(incoming, response)
             return

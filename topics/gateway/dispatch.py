@@ -21,7 +21,7 @@ from topics.gateway.control import ControlLock
 from topics.gateway.live import Live
 from topics.gateway.messages import ClientGone, Request, Response
 from topics.gateway.op_times import OpTimes
-from topics.gateway.routing import Route, Routes
+from topics.gateway.routing import Names, Route, Routes
 from topics.gateway.shard_calls import Shards
 from topics.gateway.statuses import error_response
 from topics.limits import Limits
@@ -68,17 +68,17 @@ class Gateway:
     async def answer(self, request: Request) -> Response:
         """Any request's answer. Raises nothing but ClientGone and cancellation."""
         try:
-            route, name = self.routes.match(request)
+            route, names = self.routes.match(request)
         except TopicsError as error:
             return await finish(request, error_response(error))
-        return await self.run(route, name, request)
+        return await self.run(route, names, request)
 
-    async def run(self, route: Route, name: bytes, request: Request) -> Response:
-        """The answer of a request whose route, and name in the path, are known."""
+    async def run(self, route: Route, names: Names, request: Request) -> Response:
+        """The answer of a request whose route, and names in the path, are known."""
         try:
             if self.draining and not route.probe:
                 raise shutting_down()
-            self.door.admit(route, name, request)
+            self.door.admit(route, names, request)
             response = await route.handle(self, request)
         except TopicsError as error:
             response = error_response(error)

@@ -23,7 +23,7 @@ from topics.gateway.hot_body import HotBody
 from topics.gateway.messages import Request, Response, header_map
 from topics.gateway.parser import Incoming, split_target
 from topics.gateway.questions import answer_of
-from topics.gateway.routing import Route
+from topics.gateway.routing import Names, Route
 from topics.gateway.statuses import error_response
 from topics.rpc.open_calls import Reply, Told
 
@@ -74,11 +74,11 @@ class Express(Told):
     def reject(self, error: TopicsError) -> None:
         self._answer(error_response(error))
 
-    def ask(self, name: bytes) -> bool:
+    def ask(self, names: Names) -> bool:
         """False if a task is needed; nothing has happened then."""
         client, request, route = self._client, self._request, self._route
         try:
-            client.server.gateway.door.admit(route, name, request)
+            client.server.gateway.door.admit(route, names, request)
             return self._sent(route)
         except TopicsError as error:
             self.reject(error)
@@ -128,7 +128,7 @@ def begin(client: "Connection", incoming: Incoming) -> bool:
     if incoming.refusal is not None or not incoming.complete or incoming.received > limits.HTTP_FREE_BODY_BYTES:
         return False
     path, query = split_target(incoming.target)
-    route, name, _ = gateway.routes.find(incoming.method, path)
+    route, names, _ = gateway.routes.find(incoming.method, path)
     if route is None or route.ask is None or gateway.draining or incoming.upgrade:
         return False
     headers = header_map(incoming.headers)
@@ -137,4 +137,4 @@ def begin(client: "Connection", incoming: Incoming) -> bool:
     request = Request(
         incoming.method, path, query, headers, HotBody(client, incoming), incoming.started_ns, client.visitor
     )
-    return Express(client, incoming, request, route).ask(name)
+    return Express(client, incoming, request, route).ask(names)

@@ -65,7 +65,7 @@ def new_id() -> bytes:
 class Request:
     """One request. `path` is raw: percent-decoding happens once, in the routes.
 
-    `principal` and `name` (the topic of the path) are set at the door, see access.py; only handlers read them.
+    `principal`, `name` (the topic of the path) and `group` are set at the door, see access.py; only handlers read them.
     """
 
     principal: Principal
@@ -88,6 +88,7 @@ class Request:
         self.started_ns = perf_counter_ns() if started_ns is None else started_ns
         self.visitor = visitor
         self.name = ""
+        self.group = ""
         self._id: bytes | None = None
 
     @property

@@ -40,6 +40,10 @@ TOPIC_FIELDS = (
     ("queue_ready", "Claimable jobs per queue."),
     ("queue_in_flight", "Leased jobs per queue."),
 )
+GROUP_FIELDS = (
+    ("cursor_seq", "The last seq that a consumer group is done with."),
+    ("lag", "How many seqs a consumer group is behind the head of its topic."),
+)
 FSYNC = "topics_wal_fsync_latency_us"
 
 
@@ -64,6 +68,7 @@ def _families(gateway: Gateway, shards: Mapping[int, dict[str, Any] | None]) -> 
     yield from http_families(gateway)
     yield from process_families(gateway)
     yield from _per_topic(live)
+    yield from _per_group(live)
 
 
 def _instance(
@@ -92,6 +97,7 @@ def _instance(
     yield gauge("topics_cold_unavailable", "Shards that cannot use their cold directory.", total("cold_unavailable"))
     yield gauge("topics_queue_topics", "Topics of type queue.", total("queues"))
     yield gauge("topics_queue_leases_in_flight", "Leased jobs of all queues.", total("leases"))
+    yield gauge("topics_groups", "Consumer groups of all topics.", total("groups"))
     yield gauge("topics_sse_connections", "Open streams, SSE and WebSocket.", on_board("streams"))
     yield gauge("topics_watch_sessions", "Watch sessions.", on_board("sessions"))
     yield gauge("topics_ready", "1 if every shard serves.", int(all_ready and not gateway.draining))
@@ -146,6 +152,18 @@ def _per_topic(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
         yield family
     cut = len(rows) > len(shown) or sum(head["topics"] for head in live.values()) > len(rows)
     yield Family("topics_topic_metrics_truncated", "gauge", "1 if not all topics are shown.").add(int(cut))
+
+
+def _per_group(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
+    rows = sorted(row for head in live.values() for row in head.get("per_group", ()))
+    shown = rows[: limits.METRICS_TOPICS_MAX]
+    for index, (name, help) in enumerate(GROUP_FIELDS, 2):
+        family = Family(f"topics_group_{name}", "gauge", help)
+        for row in shown:
+            family.add(row[index], topic=row[0], group=row[1])
+        yield family
+    cut = len(rows) > len(shown) or sum(head.get("groups", 0) for head in live.values()) > len(rows)
+    yield Family("topics_group_metrics_truncated", "gauge", "1 if not all consumer groups are shown.").add(int(cut))
 
 
 ROUTES = (Route("GET", "/v0/metrics", metrics, "metrics", probe=True),)

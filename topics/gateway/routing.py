@@ -38,7 +38,8 @@ class Route:
         object.__setattr__(self, "access", ROUTE_SCOPES[self.needs])
 
 
-Found = tuple[Route | None, bytes, dict[str, Route]]
+Names = tuple[bytes, ...]  # the names in a path, decoded, in their order
+Found = tuple[Route | None, Names, dict[str, Route]]
 
 
 class Routes:
@@ -55,7 +56,7 @@ class Routes:
             node.setdefault(b"/", {})[route.method] = route  # a real segment holds no slash
 
     def find(self, method: str, path: bytes) -> Found:
-        """The route if there is one, the name in the path, and what the path takes by method."""
+        """The route if there is one, the names in the path, and what the path takes by method."""
         found = self._known.get((method, path))
         if found is None:
             found = self._find(method, path)
@@ -67,7 +68,7 @@ class Routes:
 
     def _find(self, method: str, path: bytes) -> Found:
         node = self._root
-        name = b""
+        names: list[bytes] = []
         for segment in path.split(b"/")[1:]:
             if b"%" in segment:
                 segment = unquote_to_bytes(segment)
@@ -75,25 +76,25 @@ class Routes:
             if child is None:
                 child = node.get(None)
                 if child is None or not segment:
-                    return None, b"", {}
-                name = segment
+                    return None, (), {}
+                names.append(segment)
             node = child
         methods = node.get(b"/", {})
-        return methods.get("GET" if method == "HEAD" else method), name, methods
+        return methods.get("GET" if method == "HEAD" else method), tuple(names), methods
 
-    def match(self, request: Request) -> tuple[Route, bytes]:
-        """The route of a request and the name in its path. Raises `not_found`, `method_not_allowed`."""
-        route, name, methods = self.find(request.method, request.path)
+    def match(self, request: Request) -> tuple[Route, Names]:
+        """The route of a request and the names in its path. Raises `not_found`, `method_not_allowed`."""
+        route, names, methods = self.find(request.method, request.path)
         if route is None:
             raise _no_route(request.method, methods)
-        return route, name
+        return route, names
 
 
-def decode_name(name: bytes) -> str:
+def decode_name(name: bytes, field: str = "topic") -> str:
     try:
         return name.decode()
     except UnicodeDecodeError:
-        raise invalid("the name in the path is not UTF-8", field="topic") from None
+        raise invalid("the name in the path is not UTF-8", field=field) from None
 
 
 def _no_route(method: str, methods: dict[str, Route]) -> TopicsError:

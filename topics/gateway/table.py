@@ -2,6 +2,7 @@
 
 from topics.gateway import (
     docs_routes,
+    group_routes,
     list_route,
     metrics,
     probes,
@@ -16,6 +17,7 @@ ROUTES = Routes(
     (
         *topic_routes.ROUTES,
         *queue_routes.ROUTES,
+        *group_routes.ROUTES,
         *router_routes.ROUTES,
         *list_route.ROUTES,
         *probes.ROUTES,

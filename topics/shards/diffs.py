@@ -15,7 +15,7 @@ import trio
 from topics.core import replies
 from topics.core.block import BadBlock
 from topics.core.derivation import is_blocked
-from topics.core.diff import Plan, render
+from topics.core.diff import Buffer, Plan, render
 from topics.core.diff import plan as plan_diff
 from topics.core.loss import RECREATED
 from topics.core.requests import U64_MAX, Diff
@@ -81,7 +81,7 @@ class Look:
                 plan.tombstone = whole
         return plan
 
-    # --- what a `follow` does in its own way ------------------------------------------------------------------------
+    # --- what others do in their own way ----------------------------------------------------------------------------
 
     def is_put_off(self, engine: Engine, topic: Topic, again: Callable[[], None]) -> bool:
         """Whether it is too early to look; then `again` will be called."""
@@ -102,8 +102,12 @@ class Look:
         perf = {"records_scanned": self.scanned, "throttle_wait_ms": round(self.throttle_ms, 3)}
         if self.cold_segments:
             perf["cold_segments_read"] = self.cold_segments
-        self.call.reply({"perf": perf}, replies.difference(topic.name, plan, pieces))
+        self.call.reply({"perf": perf}, self.body(topic, plan, pieces))
         return True
+
+    def body(self, topic: Topic, plan: Plan, pieces: list[Buffer]) -> list[Buffer]:
+        """The answer, as an open fragment."""
+        return replies.difference(topic.name, plan, pieces)
 
 
 class Diffs:

@@ -49,6 +49,11 @@ class DiffHead(msgspec.Struct, frozen=True, gc=False):
     wait: bool = True  # false: answer now, whatever the query says
 
 
+class GroupHead(msgspec.Struct, frozen=True, gc=False):
+    topic: str
+    group: str
+
+
 class FollowHead(msgspec.Struct, frozen=True):
     topic: str
     from_seq: Count

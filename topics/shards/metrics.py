@@ -9,6 +9,7 @@ from topics.board import FSYNC_BOUNDS_US
 from topics.core.leases import counts
 from topics.core.topic import Topic
 from topics.shards.committer import Committer
+from topics.shards.groups import Groups
 from topics.shards.store import Store
 
 
@@ -36,7 +37,13 @@ class Totals:
 
 
 def collect(
-    store: Store, committer: Committer, totals: Totals, damaged_blocks: int, topic_rows: int, prefixes: Sequence[str]
+    store: Store,
+    committer: Committer,
+    totals: Totals,
+    groups: Groups,
+    damaged_blocks: int,
+    rows: int,
+    prefixes: Sequence[str],
 ) -> dict[str, Any]:
     engine = store.engine
     times = committer.sync_times
@@ -66,7 +73,9 @@ def collect(
         "data_files": len(store.data_files),
         **_cold(store),
         "damage": {"log_ranges": store.damaged_ranges, "blocks": damaged_blocks},
-        "per_topic": _rows(store, topic_rows, prefixes),
+        "per_topic": _rows(store, rows, prefixes),
+        "groups": groups.count,
+        "per_group": groups.rows(rows, prefixes),
     }
 
 

@@ -16,12 +16,14 @@
     checkpoint
     watch.…     see sessions.py
     router…     see routers.py, links.py
+    group.…     see groups.py
 
 Bodies are the client's bytes, untouched. An open fragment is a JSON object without its closing brace (replies.py).
 `perf` holds the fields of the reply's `performance` object that only the shard knows.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import islice
 from math import inf
 from typing import Any
@@ -45,6 +47,9 @@ from topics.shards.committer import Committer
 from topics.shards.deletes import Deletes
 from topics.shards.diffs import Diffs, Look
 from topics.shards.follow import Follow
+from topics.shards.grouplog import GroupLog
+from topics.shards.groups import METHODS as GROUP_METHODS
+from topics.shards.groups import Groups
 from topics.shards.heads import (
     AppendHead,
     DiffHead,
@@ -76,6 +81,7 @@ METHODS = (
     *WATCH_METHODS,
     *QUEUE_METHODS,
     *ROUTER_METHODS,
+    *GROUP_METHODS,
     "router.settle",
 )
 
@@ -84,7 +90,13 @@ class Service:
     """The handlers of a shard that has recovered."""
 
     def __init__(
-        self, store: Store, committer: Committer, sessions: Sessions, queues: Queues, routers: Routers
+        self,
+        store: Store,
+        committer: Committer,
+        sessions: Sessions,
+        queues: Queues,
+        routers: Routers,
+        group_log: GroupLog,
     ) -> None:
         self._store = store
         self._engine = store.engine
@@ -100,6 +112,7 @@ class Service:
         self.scheduler = Scheduler(store.engine)
         self._settling = Settling(routers)
         self._diffs = Diffs(store, self.reader, self.polls, self.scheduler, self._settling)
+        self.groups = Groups(store, group_log, self._diffs, self._settling, self._group_timer)
         self._deletes = Deletes(store, self.reader, self.check_open, routers.marks)
 
     def handlers(self) -> Mapping[str, Handler]:
@@ -116,8 +129,15 @@ class Service:
             **{method: self._writes(handler) for method, handler in self.sessions.handlers().items()},
             **{method: self._writes(handler) for method, handler in self.queues.handlers().items()},
             **{method: self._writes(handler) for method, handler in self.routers.handlers().items()},
+            **self._group_handlers(),
             "router.settle": self._settling.settle,
         }
+
+    def _group_handlers(self) -> Mapping[str, Handler]:
+        """All of them but two may write."""
+        reads = ("group.state", "group.list")
+        handlers = self.groups.handlers().items()
+        return {method: handler if method in reads else self._writes(handler) for method, handler in handlers}
 
     def _writes(self, handler: Handler) -> Handler:
         def check(call: Call) -> None:
@@ -190,6 +210,8 @@ class Service:
         durable = topic is not None and topic.config.durable
 
         def done(removed: bool, routers: Sequence[str] = ()) -> None:
+            if topic is not None and removed:
+                self.groups.topic_removed(topic)
             body = replies.opened({"topic": name, "deleted": removed, "routers_removed": routers})
             call.reply({"deleted": removed, "perf": clock.perf(synced=removed and durable)}, body)
 
@@ -338,6 +360,10 @@ class Service:
 
     def _find(self, name: str) -> Topic:
         return self._engine.state.find(check_topic_name(name))
+
+    def _group_timer(self) -> Callable[[], dict[str, float]]:
+        """Changes of groups are synced whatever the class of their topic."""
+        return partial(_Timer(self).perf, synced=True)
 
     # --- measuring ------------------------------------------------------------------------------------------------
 

@@ -26,6 +26,7 @@ from topics.shards.cold import ColdTier
 from topics.shards.cold_files import ColdFiles
 from topics.shards.committer import Committer, Threads
 from topics.shards.files import Files
+from topics.shards.grouplog import GroupLog
 from topics.shards.heads import MetricsHead, read_head
 from topics.shards.metrics import Totals, collect
 from topics.shards.peers import Peers
@@ -138,8 +139,9 @@ class Shard:
         await in_slices(totals.add_all(store))
         head = read_head(call.head, MetricsHead)
         rows, prefixes = head.topics, head.prefixes or ()
-        assert self.service is not None
-        call.reply(collect(store, committer, totals, self.service.reader.damaged_blocks, rows, prefixes))
+        service = self.service
+        assert service is not None
+        call.reply(collect(store, committer, totals, service.groups, service.reader.damaged_blocks, rows, prefixes))
 
     def checkpoint_now(self, call: Call) -> None:
         async def run() -> None:
@@ -196,26 +198,29 @@ class Shard:
                 committer.kick()
 
         gc.disable()  # nothing that recovery makes is garbage
-        store, sessions, queues, routers = await trio.to_thread.run_sync(self._bring_back, note, wake)
+        store, sessions, queues, routers, groups = await trio.to_thread.run_sync(self._bring_back, note, wake)
         store.engine.space_bytes = self._files.free_bytes()
         if self._slot is not None:
             self._slot.open(store.engine)
         self.store = store
         committer = self.committer = Committer(store, self._poison, self._threads)
-        self.service = Service(store, committer, sessions, queues, routers)
+        self.service = Service(store, committer, sessions, queues, routers, groups)
         routers.links.stored = self.stored
         self._served = self.service.handlers()
         gc.freeze()
         gc.enable()
         self.ready.set()
 
-    def _bring_back(self, note: Progress, wake: Callable[[], None]) -> tuple[Store, Sessions, Queues, Routers]:
+    def _bring_back(
+        self, note: Progress, wake: Callable[[], None]
+    ) -> tuple[Store, Sessions, Queues, Routers, GroupLog]:
         """In a thread."""
         store = recover(
             self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake,
             cold=self._cold,
         )  # fmt: skip
-        return store, Sessions(store), Queues(store, self._peers), Routers(store, self._peers)
+        routers = Routers(store, self._peers)
+        return store, Sessions(store), Queues(store, self._peers), routers, GroupLog(store)
 
     def _poison(self, reason: str) -> None:
         log.error("the log failed, no more writes are taken: %s", reason)

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from topics.core import queue_requests, requests, watching
+from topics.core import group_requests, queue_requests, requests, watching
 from topics.core.config import Discard, Durability, TopicType
 from topics.core.routes import Guarantee
 from topics.gateway import ws_frames
@@ -65,8 +65,9 @@ def described(struct: type[msgspec.Struct], doc: str, types: Mapping[str, Any]) 
         else:
             fields.append((field.name, types[field.name] | UnsetType, UNSET))
     strict = struct.__struct_config__.forbid_unknown_fields
+    names = {field.name: field.encode_name for field in msgspec.structs.fields(struct)}
     return msgspec.defstruct(
-        struct.__name__, fields, kw_only=True, forbid_unknown_fields=strict, namespace={"__doc__": doc}
+        struct.__name__, fields, kw_only=True, forbid_unknown_fields=strict, namespace={"__doc__": doc}, rename=names
     )
 
 
@@ -90,6 +91,10 @@ AckBody = msgspec.defstruct(
 )
 NackBody = described(queue_requests.NackBody, "Jobs to give back.", {})
 ExtendBody = described(queue_requests.ExtendBody, "Jobs that need more time, from now.", {})
+GroupBody = described(group_requests.GroupBody, "Where a new group begins.", {})
+FetchBody = described(group_requests.FetchBody, "What to read; who reads; where a group begins that is new.", {})
+GroupAckBody = described(group_requests.GroupAckBody, "How far a group is done.", {})
+SeekBody = described(group_requests.SeekBody, "Where a group is to go on.", {})
 WatchBody = described(watching.WatchBody, "What to follow, and from where.", {})
 Subscribe = described(ws_frames.Subscribe, "Follow one `topic`, or several `topics`.", {})
 Unsubscribe = described(ws_frames.Unsubscribe, "Follow it no longer.", {})

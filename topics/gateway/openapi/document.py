@@ -9,7 +9,8 @@ import topics
 from topics import errors
 from topics.core.names import ROUTER_PATTERN, TOPIC_PATTERN
 from topics.gateway.openapi import bodies, replies
-from topics.gateway.openapi.operations import OPERATIONS, WEBSOCKET, Operation, Parameter
+from topics.gateway.openapi.operation import Operation, Parameter
+from topics.gateway.openapi.operations import OPERATIONS, WEBSOCKET
 from topics.gateway.openapi.rules import Rule, rules
 from topics.gateway.routing import Route
 from topics.gateway.statuses import RETRY, STATUS
@@ -27,7 +28,8 @@ with the same envelope before a route is looked for (400, 414, 417, 431, 501, 50
 answers are if that is asked for."""
 STARTS = ("DiffBody", "Start", "Subscribe")  # they begin at a seq or at a time
 WIDS = "^wid_[A-Za-z0-9_-]{22}$"
-PATHS = {"topic": f"^{TOPIC_PATTERN}$", "router": f"^{ROUTER_PATTERN}$", "wid": WIDS}
+PATHS = {"topic": f"^{TOPIC_PATTERN}$", "group": f"^{TOPIC_PATTERN}$", "router": f"^{ROUTER_PATTERN}$", "wid": WIDS}
+EXAMPLE_GROUP = "billing"
 # Statuses of the HTTP layer, for which no code of its own stands.
 REFUSALS = {408: "The body did not come in time.", 414: "The URL is too long.", 431: "The headers are too large."}
 UPGRADE = 426
@@ -102,7 +104,8 @@ def _path_parameters(route: Route, operation: Operation) -> Iterable[dict[str, A
     for part in route.template.split("/"):
         if part.startswith(":"):
             schema = {"type": "string", "pattern": PATHS[part[1:]]}
-            yield {"name": part[1:], "in": "path", "required": True, "schema": schema, "example": operation.path}
+            example = EXAMPLE_GROUP if part == ":group" else operation.path
+            yield {"name": part[1:], "in": "path", "required": True, "schema": schema, "example": example}
 
 
 def _parameter(one: Parameter) -> dict[str, Any]:

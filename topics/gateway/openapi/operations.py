@@ -5,45 +5,18 @@ An example's body is sent as it stands by the tests, which also check that the a
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from topics import errors
 from topics.gateway.openapi import bodies, replies
+from topics.gateway.openapi.group_operations import GROUP_OPERATIONS
+from topics.gateway.openapi.operation import STORES, TEXT, Operation, Parameter
 
 BOOL: Mapping[str, Any] = {"type": "boolean"}
-TEXT: Mapping[str, Any] = {"type": "string"}
 EVENTS = "text/event-stream"
 NOT_QUEUE = (errors.TOPIC_NOT_FOUND, errors.NOT_A_QUEUE)
-STORES = (errors.STORAGE_FULL,)  # of operations that need room on the disk
-
-
-@dataclass(frozen=True)
-class Parameter:
-    name: str
-    description: str
-    schema: Mapping[str, Any] = field(default_factory=lambda: TEXT)
-    example: Any = None
-    place: str = "query"
-    required: bool = False
-
-
-@dataclass(frozen=True)
-class Operation:
-    group: str
-    summary: str
-    description: str = ""
-    parameters: tuple[Parameter, ...] = ()
-    body: type[msgspec.Struct] | None = None
-    body_required: bool = True
-    examples: Mapping[str, Any] = field(default_factory=dict)  # request bodies
-    answers: Mapping[int, type[msgspec.Struct]] = field(default_factory=dict)
-    media: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # of a 200 that is not (only) one of `answers`
-    shown: Mapping[str, Any] = field(default_factory=dict)  # an example of the answer, without `performance`
-    path: str = "orders"  # an example of the name in the path
-    errors: tuple[str, ...] = ()
 
 
 PAGE = (
@@ -407,6 +380,7 @@ OPERATIONS |= {
         errors=STORES,
     ),
 }
+OPERATIONS |= GROUP_OPERATIONS
 OPERATIONS |= {
     "watch.create": Operation(
         "live",

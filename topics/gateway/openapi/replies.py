@@ -79,6 +79,12 @@ class QueueCounts(msgspec.Struct):
     dead_lettered: int
 
 
+class GroupLag(msgspec.Struct):
+    cursor_seq: int
+    lag: int
+    consumer: str | None
+
+
 class TopicState(Answer, kw_only=True):
     topic: str
     type: TopicType
@@ -92,6 +98,7 @@ class TopicState(Answer, kw_only=True):
     last_write_ts: int | None
     last_read_ts: int | None
     queue: QueueCounts | UnsetType = UNSET
+    groups: dict[str, GroupLag] | UnsetType = UNSET
 
 
 class TopicSummary(msgspec.Struct):
@@ -216,6 +223,56 @@ class Extended(Answer, kw_only=True):
     extended: int
     skipped: list[int]
     deadlines: dict[str, int]
+
+
+# --- consumer groups --------------------------------------------------------------------------------------------------
+
+
+class Group(msgspec.Struct, kw_only=True):
+    """Where a group stands, and who reads."""
+
+    group: str
+    cursor_seq: int
+    head_seq: int
+    earliest_seq: int
+    lag: int
+    consumer: str | None
+    created_ts: int
+    updated_ts: int
+
+
+class GroupState(Group, kw_only=True):
+    topic: str
+    performance: Performance
+
+
+class GroupPut(GroupState, kw_only=True):
+    created: bool
+
+
+class GroupList(Answer, kw_only=True):
+    topic: str
+    groups: list[Group]
+
+
+class GroupRemoved(Answer, kw_only=True):
+    topic: str
+    group: str
+    deleted: bool
+
+
+class GroupMoved(Answer, kw_only=True):
+    topic: str
+    group: str
+    cursor_seq: int
+    moved: bool
+    head_seq: int
+    lag: int
+
+
+class Fetched(Difference, kw_only=True):
+    group: str
+    cursor_seq: int
 
 
 # --- routers ----------------------------------------------------------------------------------------------------------

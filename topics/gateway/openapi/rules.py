@@ -37,7 +37,15 @@ Rule = tuple[str, Mapping[str, Any]]
 
 
 def rules(bounds: Limits) -> dict[str, Rule]:
-    parts = (_SHOWN, _topic_rules(), _read_rules(), _write_rules(bounds), _queue_rules(bounds), _router_rules())
+    parts = (
+        _SHOWN,
+        _topic_rules(),
+        _read_rules(),
+        _write_rules(bounds),
+        _queue_rules(bounds),
+        _router_rules(),
+        _group_rules(),
+    )
     return {field: rule for part in parts for field, rule in part.items()}
 
 
@@ -175,6 +183,26 @@ def _queue_rules(bounds: Limits) -> Mapping[str, Rule]:
             "Where to begin, by topic.",
             {"minProperties": 1, "maxProperties": bounds.watch_topics, "propertyNames": TOPIC},
         ),
+    }
+
+
+def _group_rules() -> Mapping[str, Rule]:
+    where = '"earliest", "latest", a seq to go on after, or {"ts": ms} for the records from that time on.'
+    consumer = {"minLength": 1, "maxLength": limits.GROUP_CONSUMER_MAX}
+    return {
+        "group": ("The consumer group's name.", {}),
+        "cursor_seq": ("The last seq that the group is done with; 0: none.", {"minimum": 0}),
+        "consumer": (
+            "Who reads for the group. An id that is new to it takes over. Absent: nobody in particular.",
+            consumer,
+        ),
+        "take_over": ("Take the group back although another consumer has taken it over.", {}),
+        "from": (f"Where a group begins that this call creates: {where}", {}),
+        "to": (where, {}),
+        "GroupAckBody.seq": ("Everything up to this seq is done. Lower than the cursor: nothing moves.", U64),
+        "moved": ("Whether the cursor is another one now.", {}),
+        "updated_ts": ("When its cursor last moved, in ms since 1970.", {}),
+        "created_ts": ("When it was created, in ms since 1970.", {}),
     }
 
 

@@ -1,0 +1,195 @@
+"""Consumer groups: a place in a topic that the server remembers for its readers, and who reads there.
+
+A group belongs to one life of its topic: it is kept by the topic's id, which no later topic of that name gets. Its
+cursor is the last seq that its consumers are done with. Reading does not move it; an acknowledgement moves it forward,
+a seek anywhere. One consumer is active at a time: an id that the group has not seen takes over, and the one before is
+refused from then on, until it says that it means to take the group back.
+
+`decide_…` and `check_…` refuse and change nothing. `apply` never refuses; it runs when an event happens and when it is
+replayed. Stored form: a record of the groups log is a msgpack array of events, each an array of
+
+    kind, topic id, time, group, then
+    1 kept     cursor, consumer, those it was taken over from (the latest last), time of creation, time of the last move
+    2 moved    cursor
+    3 removed
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal
+
+import msgspec
+
+from topics import errors, limits
+from topics.core.requests import U64_MAX
+from topics.core.seek import cursor_at
+from topics.core.topic import Topic
+from topics.errors import TopicsError, invalid
+
+KEPT, MOVED, REMOVED = 1, 2, 3
+
+
+class AtTime(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The records from this time on."""
+
+    ts: int
+
+
+Where = Literal["earliest", "latest"] | int | AtTime
+
+
+class Group(msgspec.Struct):
+    """One group of one topic. `published` and `moves` are of this life of the shard and are not stored."""
+
+    name: str
+    cursor: int
+    created_ms: int
+    moved_ms: int
+    consumer: str = ""  # the active one; empty: nobody has said who it is
+    left: tuple[str, ...] = ()  # those it was taken over from, the latest last
+    published: bool = True  # durable, so that it may be shown
+    moves: int = 0  # how often its cursor was put elsewhere
+
+
+class GroupEvent(msgspec.Struct, frozen=True, array_like=True):
+    kind: int
+    topic_id: int
+    ts: int
+    group: str
+    fields: tuple[Any, ...] = ()
+
+
+_events = msgspec.msgpack.Decoder(list[GroupEvent])
+_encode = msgspec.msgpack.Encoder().encode
+
+
+def encode(events: Iterable[GroupEvent]) -> bytes:
+    return _encode(list(events))
+
+
+def decode(record: bytes) -> list[GroupEvent]:
+    return _events.decode(record)
+
+
+# --- deciding -----------------------------------------------------------------------------------------------------
+
+
+def cursor_of(topic: Topic, where: Where, field: str, now_ms: int) -> int:
+    """The cursor that `where` stands for now. The caller has expired the topic. Raises `invalid_request`."""
+    if where == "latest":
+        return topic.head_seq
+    if where == "earliest":
+        return topic.earliest_seq - 1
+    if isinstance(where, AtTime):
+        if not 0 <= where.ts <= U64_MAX:
+            raise invalid(f"{field}.ts must be a whole number of milliseconds from 0 on", field=field)
+        return cursor_at(topic, where.ts, now_ms)
+    assert isinstance(where, int)
+    if where < 0:
+        raise invalid(f"{field} must not be negative", field=field)
+    check_seq(topic, where, field)
+    return where
+
+
+def check_seq(topic: Topic, seq: int, field: str) -> None:
+    """A group cannot be done with what does not exist yet."""
+    if not 0 <= seq <= topic.head_seq:
+        raise invalid(
+            f"{field} must be a seq from 0 to {topic.head_seq}, the topic's head_seq",
+            field=field,
+            head_seq=topic.head_seq,
+        )
+
+
+def takes_over(group: Group, consumer: str | None, *, back: bool = False) -> bool:
+    """Whether this call makes `consumer` the active one. Raises `taken_over`; a call without an id is nobody's."""
+    if consumer is None or consumer == group.consumer:
+        return False
+    if consumer in group.left and not back:
+        raise taken_over(group, consumer)
+    return True
+
+
+def check_active(group: Group, consumer: str | None) -> None:
+    """Of a call that is under way: whether it may still answer."""
+    if consumer is not None and consumer != group.consumer:
+        raise taken_over(group, consumer)
+
+
+def taken_over(group: Group, consumer: str) -> TopicsError:
+    return TopicsError(
+        errors.TAKEN_OVER,
+        f'another consumer has taken group "{group.name}" over; fetch with take_over:true, or as a consumer with a new '
+        "id, to take it back",
+        {"group": group.name, "consumer": consumer, "active": group.consumer},
+    )
+
+
+def made(topic: Topic, name: str, cursor: int, consumer: str | None, now_ms: int) -> GroupEvent:
+    """A new group."""
+    return kept(topic, Group(name, cursor, now_ms, now_ms, consumer or ""), now_ms)
+
+
+def passed_on(topic: Topic, group: Group, consumer: str, now_ms: int) -> GroupEvent:
+    """The group, with another consumer."""
+    before = [*group.left, *([group.consumer] if group.consumer else ())]
+    left = tuple(other for other in before if other != consumer)[-limits.GROUP_LEFT_MAX :]
+    return kept(topic, msgspec.structs.replace(group, consumer=consumer, left=left), now_ms)
+
+
+def kept(topic: Topic, group: Group, now_ms: int) -> GroupEvent:
+    fields = (group.cursor, group.consumer, group.left, group.created_ms, group.moved_ms)
+    return GroupEvent(KEPT, topic.id, now_ms, group.name, fields)
+
+
+def moved(topic: Topic, group: Group, cursor: int, now_ms: int) -> GroupEvent:
+    return GroupEvent(MOVED, topic.id, now_ms, group.name, (cursor,))
+
+
+def removed(topic: Topic, group: Group, now_ms: int) -> GroupEvent:
+    return GroupEvent(REMOVED, topic.id, now_ms, group.name)
+
+
+# --- applying -----------------------------------------------------------------------------------------------------
+
+
+def apply(groups: dict[str, Group], event: GroupEvent) -> None:
+    """Change a topic's groups by one event."""
+    group = groups.get(event.group)
+    if event.kind == KEPT:
+        cursor, consumer, left, created_ms, moved_ms = event.fields[:5]
+        if group is None:
+            group = groups[event.group] = Group(event.group, cursor, created_ms, moved_ms)
+        group.cursor, group.moved_ms = cursor, moved_ms
+        group.consumer, group.left = consumer, tuple(left)
+    elif event.kind == MOVED and group is not None:
+        group.cursor, group.moved_ms = event.fields[0], event.ts
+        group.moves += 1
+    elif event.kind == REMOVED:
+        groups.pop(event.group, None)
+
+
+def settle(topic: Topic) -> Iterator[Group]:
+    """After a crash took the end of a topic: put cursors back that were beyond it, so that what comes next is read.
+
+    A topic that routers lead to gets its end again, from its source, at the seqs it had.
+    """
+    for group in (topic.groups or {}).values():
+        if group.cursor > topic.head_seq and topic.derived is None:
+            group.cursor = topic.head_seq
+            yield group
+
+
+# --- reading ------------------------------------------------------------------------------------------------------
+
+
+def lag_of(topic: Topic, group: Group) -> int:
+    """How many seqs it is behind."""
+    return max(0, topic.head_seq - group.cursor)
+
+
+def shown(topic: Topic) -> list[Group]:
+    """Those that may be shown, by name."""
+    groups = topic.groups
+    return (
+        sorted((group for group in groups.values() if group.published), key=lambda group: group.name) if groups else []
+    )

@@ -1,0 +1,266 @@
+"""Consumer groups of a shard: durable cursors in its topics, and one active consumer each.
+
+    method        head                     body     reply head      reply body
+    group.put     topic, group             request  created, perf   open fragment
+    group.state   topic, group                      perf            open fragment
+    group.list    topic                             perf            open fragment
+    group.remove  topic, group                      perf            open fragment
+    group.fetch   topic, group,            request  perf            open fragment
+                  wait (false: answer now)
+    group.ack     topic, group             request  perf            open fragment
+    group.seek    topic, group             request  perf            open fragment
+
+What changes a group is in the groups log (grouplog.py) and durable before it is answered, whatever the class of the
+topic. A crash before that leaves the group as it was: records may be fetched again, none is passed over.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from typing import Any
+
+from topics import errors, limits
+from topics.core import groups as core
+from topics.core import replies
+from topics.core.derivation import is_blocked
+from topics.core.group_requests import decode_ack, decode_fetch, decode_group, decode_seek
+from topics.core.groups import Group, GroupEvent, Where
+from topics.core.names import check_group_name, check_topic_name
+from topics.core.topic import Topic
+from topics.errors import TopicsError
+from topics.rpc.calls import Call, Handler
+from topics.shards.diffs import Diffs
+from topics.shards.fetches import FetchLook
+from topics.shards.grouplog import GroupLog
+from topics.shards.heads import GroupHead, TopicHead, read_head
+from topics.shards.settling import Settling
+from topics.shards.store import Store
+
+METHODS = tuple(f"group.{call}" for call in ("put", "state", "list", "remove", "fetch", "ack", "seek"))
+Then = Callable[[Group], None]
+Perf = Callable[[], dict[str, float]]
+
+
+class Groups:
+    def __init__(
+        self, store: Store, log: GroupLog, diffs: Diffs, settling: Settling, timer: Callable[[], Perf]
+    ) -> None:
+        self._bounds = store.bounds
+        self._engine = store.engine
+        self._log = log
+        self._diffs = diffs
+        self._settling = settling
+        self._timer = timer
+
+    def handlers(self) -> Mapping[str, Handler]:
+        calls = (self.put, self.state, self.page, self.remove, self.fetch, self.ack, self.seek)
+        return dict(zip(METHODS, calls, strict=True))
+
+    # --- what there is --------------------------------------------------------------------------------------------
+
+    def state(self, call: Call) -> None:
+        topic, name = self._topic_of(call)
+        group = self._find(topic, name)
+        if not group.published:
+            self._engine.log.when_synced(lambda: self._engine.redo(lambda: self.state(call), call.fail))
+            return
+        self._engine.expire(topic)
+        call.reply({"perf": {}}, replies.group_state(topic, group))
+
+    def page(self, call: Call) -> None:
+        topic = self._engine.state.find(check_topic_name(read_head(call.head, TopicHead).topic))
+        self._engine.expire(topic)
+        call.reply({"perf": {}}, replies.group_list(topic))
+
+    def rows(self, limit: int, prefixes: Sequence[str]) -> list[tuple[str, str, int, int]]:
+        """For metrics: topic, group, cursor and lag of some groups, in the order of their names."""
+        return list(islice(self._rows(tuple(prefixes)), limit))
+
+    def _rows(self, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str, int, int]]:
+        for topic in sorted(self._log.topics.values(), key=lambda topic: topic.name):
+            if not prefixes or topic.name.startswith(prefixes):
+                for group in core.shown(topic):
+                    yield topic.name, group.name, group.cursor, core.lag_of(topic, group)
+
+    @property
+    def count(self) -> int:
+        return self._log.count
+
+    # --- changes --------------------------------------------------------------------------------------------------
+
+    def put(self, call: Call) -> None:
+        topic, name = self._topic_of(call)
+        start = decode_group(call.body, self._bounds)
+        perf = self._timer()
+        created = name not in (topic.groups or {})
+
+        def done(group: Group) -> None:
+            call.reply({"created": created, "perf": perf()}, replies.group_state(topic, group, created=created))
+
+        self._enter(call, topic, name, None, start, done)
+
+    def remove(self, call: Call) -> None:
+        topic, name = self._topic_of(call)
+        group = (topic.groups or {}).get(name)
+        perf = self._timer()
+
+        def done() -> None:
+            call.reply(
+                {"perf": perf()}, replies.opened({"topic": topic.name, "group": name, "deleted": group is not None})
+            )
+
+        if group is None:
+            done()
+            return
+        self._change(call, topic, core.removed(topic, group, self._engine.now()), done)
+        self._engine.wake_readers(topic)
+
+    def ack(self, call: Call) -> None:
+        topic, name = self._topic_of(call)
+        request = decode_ack(call.body, self._bounds)
+        group = self._find(topic, name)
+        core.takes_over(group, request.consumer)  # the refusal is decided before the seq is looked at
+        core.check_seq(topic, request.seq, "seq")
+        perf = self._timer()
+
+        def moved(group: Group) -> None:
+            if request.seq <= group.cursor:
+                self._reply_place(call, topic, group, perf, moved=False)
+                return
+            event = core.moved(topic, group, request.seq, self._engine.now())
+            self._change(call, topic, event, lambda: self._reply_place(call, topic, group, perf, moved=True))
+
+        self._enter(call, topic, name, request.consumer, None, moved)
+
+    def seek(self, call: Call) -> None:
+        topic, name = self._topic_of(call)
+        request = decode_seek(call.body, self._bounds)
+        perf = self._timer()
+
+        def move(group: Group) -> None:
+            self._engine.expire(topic)
+            cursor = core.cursor_of(topic, request.to, "to", self._engine.now())
+            event = core.moved(topic, group, cursor, self._engine.now())
+            is_moved = cursor != group.cursor
+            self._change(call, topic, event, lambda: self._reply_place(call, topic, group, perf, moved=is_moved))
+            self._engine.wake_readers(topic)
+
+        core.takes_over(self._find(topic, name), request.consumer)
+        core.cursor_of(topic, request.to, "to", self._engine.now())  # what cannot be is refused before all else
+        self._when_told(call, topic, request.to, lambda: self._enter(call, topic, name, request.consumer, None, move))
+
+    def _reply_place(self, call: Call, topic: Topic, group: Group, perf: Perf, *, moved: bool) -> None:
+        call.reply({"perf": perf()}, replies.group_moved(topic, group, moved=moved))
+
+    # --- reading --------------------------------------------------------------------------------------------------
+
+    def fetch(self, call: Call) -> None:
+        topic, name = self._topic_of(call)
+        request = decode_fetch(call.body, self._bounds)
+        wait_ms = request.query.wait_ms if call.head.get("wait", True) else 0
+
+        def look(group: Group) -> None:
+            self._diffs.look(FetchLook(call, topic, group, request, wait_ms, group_not_found))
+
+        self._enter(call, topic, name, request.consumer, request.start, look, back=request.take_over)
+
+    # --- inside ---------------------------------------------------------------------------------------------------
+
+    def _topic_of(self, call: Call) -> tuple[Topic, str]:
+        head = read_head(call.head, GroupHead)
+        name = check_topic_name(head.topic)
+        return self._engine.state.find(name), check_group_name(head.group)
+
+    def _find(self, topic: Topic, name: str) -> Group:
+        group = (topic.groups or {}).get(name)
+        if group is None:
+            raise group_not_found(topic.name, name)
+        return group
+
+    def _enter(
+        self, call: Call, topic: Topic, name: str, consumer: str | None, start: Where | None, then: Then,
+        *, back: bool = False,
+    ) -> None:  # fmt: skip
+        """Go on with the group: made if it is not there and there is a `start`, taken over if the consumer is new.
+
+        `then` runs when all that is durable. Raises, or fails the call, if it is refused.
+        """
+        group = (topic.groups or {}).get(name)
+        again = partial(self._enter, call, topic, name, consumer, start, then, back=back)
+        if group is None and start is not None:
+            self._when_told(call, topic, start, partial(self._make, call, topic, name, consumer, start, then, again))
+        elif group is None:
+            raise group_not_found(topic.name, name)
+        elif not group.published:
+            self._engine.log.when_synced(lambda: self._engine.redo(again, call.fail))
+        elif consumer is not None and core.takes_over(group, consumer, back=back):
+            event = core.passed_on(topic, group, consumer, self._engine.now())
+            self._change(call, topic, event, lambda: then(group))
+            self._engine.wake_readers(topic)
+        else:
+            then(group)
+
+    def _make(
+        self, call: Call, topic: Topic, name: str, consumer: str | None, start: Where, then: Then,
+        again: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """A new group, unless somebody else made it while we waited for copies."""
+        if self._engine.state.topics.get(topic.name) is not topic:
+            raise errors.topic_not_found(topic.name)
+        if name in (topic.groups or {}):
+            again()
+            return
+        self._check_room(topic)
+        self._engine.expire(topic)
+        now = self._engine.now()
+        event = core.made(topic, name, core.cursor_of(topic, start, "from", now), consumer, now)
+
+        def done() -> None:
+            group.published = True
+            then(group)
+
+        self._change(call, topic, event, done)
+        assert topic.groups is not None
+        group = topic.groups[name]
+        group.published = False
+
+    def _check_room(self, topic: Topic) -> None:
+        for limit, most, held, where in (
+            ("groups_per_topic", limits.GROUPS_PER_TOPIC_MAX, len(topic.groups or ()), f'topic "{topic.name}" has'),
+            ("groups_per_shard", limits.GROUPS_PER_SHARD_MAX, self._log.count, "the shard of this topic has"),
+        ):
+            if held >= most:
+                message = f"{where} as many consumer groups as there may be, {most}: delete some that nobody uses"
+                detail = {"limit": limit, "max": most, "retry_after_ms": 1000}
+                raise TopicsError(errors.THROTTLED, message, detail)
+
+    def _change(self, call: Call, topic: Topic, event: GroupEvent, done: Callable[[], None]) -> None:
+        """Log and apply. What follows it later is refused to its own caller."""
+        if self._engine.state.topics.get(topic.name) is not topic or topic.removing:
+            raise errors.topic_not_found(topic.name)
+        self._log.note(topic, event, lambda: self._engine.redo(done, call.fail), call.fail)
+
+    def _when_told(self, call: Call, topic: Topic, where: Where, then: Callable[[], None]) -> None:
+        """Go on when the topic shows what `where` is about: copies that it lacks come first."""
+        if topic.derived is None or isinstance(where, int) or self._is_complete(topic):
+            then()
+        else:
+            call.run(self._tell_later, call, topic, then)
+
+    def _is_complete(self, topic: Topic) -> bool:
+        return self._settling.is_settled(topic) and not is_blocked(topic, 0)
+
+    async def _tell_later(self, call: Call, topic: Topic, then: Callable[[], None]) -> None:
+        await self._settling.wait(topic)
+        await self._settling.wait_for_refill(topic, 0)
+        then()
+
+    def topic_removed(self, topic: Topic) -> None:
+        """Its groups went with it. A call that waits is told by its look."""
+        self._log.forget(topic)
+
+
+def group_not_found(topic: str, group: str) -> TopicsError:
+    message = f'topic "{topic}" has no consumer group "{group}"; a fetch or a PUT creates it'
+    detail: dict[str, Any] = {"topic": topic, "group": group}
+    return TopicsError(errors.GROUP_NOT_FOUND, message, detail)
