@@ -64,17 +64,12 @@ class Topics:
             self._explain(error, topic)
 
     def first_at(self, topic: str, bounds: Bounds, ts: int) -> int:
-        """The seq after which every record is of `ts` or later. Times never fall within a topic: halving finds it."""
-        low, high = bounds.earliest - 1, bounds.head
-        while low < high:
-            middle = (low + high) // 2
-            page = self._client.diff(topic, middle, limit=1, include_data=False, include_meta=False)
-            first = page["records"][0] if page["records"] else None
-            if first is None or first["$seq"] > high or first["$ts"] >= ts:
-                high = middle
-            else:
-                low = first["$seq"]
-        return low
+        """The seq after which every record is of `ts` or later, within what the topic has."""
+        try:
+            found = int(self._client.seek(topic, ts)["from_seq"])
+        except ApiError as error:
+            self._explain(error, topic)
+        return min(max(found, bounds.earliest - 1), bounds.head)
 
     # --- records --------------------------------------------------------------------------------------------------
 

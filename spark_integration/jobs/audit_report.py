@@ -3,12 +3,10 @@
 from collections.abc import Iterator, Sequence
 from html import escape
 
-from spark_integration.jobs import plots
+from spark_integration.jobs import html, plots
 from spark_integration.jobs.findings import Finding, Log
+from spark_integration.jobs.html import table
 
-STYLE = """body{font-family:sans-serif;margin:2em;max-width:1100px}table{border-collapse:collapse;margin:1em 0}
-td,th{padding:.2em .8em;text-align:right;border-bottom:1px solid #dee2e6}td:first-child,th:first-child{text-align:left}
-.bad{color:#c1121f}.good{color:#2d6a4f}h2{margin-top:2em}"""
 COUNTS = ("log", "head", "records", "lost", "deleted", "repeated", "out of order")
 
 
@@ -16,10 +14,7 @@ def page(findings: Sequence[Finding]) -> str:
     problems = sum(len(finding.problems()) for finding in findings)
     said = f'<p class="bad">{problems} problems</p>' if problems else '<p class="good">No problems.</p>'
     sections = "".join(_section(finding) for finding in findings)
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Audit</title><style>{STYLE}</style></head>'
-        f"<body><h1>Audit of {len(findings)} topics</h1>{said}{sections}</body></html>\n"
-    )
+    return html.page("Audit", f"<h1>Audit of {len(findings)} topics</h1>", said, sections)
 
 
 def _section(finding: Finding) -> str:
@@ -28,7 +23,7 @@ def _section(finding: Finding) -> str:
     return (
         f"<h2>{escape(finding.topic)}</h2>"
         + (f"<ul>{listed}</ul>" if listed else '<p class="good">No problems.</p>')
-        + _table(COUNTS, [_counts(log) for log in logs])
+        + table(COUNTS, [_counts(log) for log in logs])
         + _archive(finding)
         + _copies(finding)
         + _lost(logs)
@@ -57,7 +52,7 @@ def _archive(finding: Finding) -> str:
     names = ("archive", "missing", "changed", "not in the topic any more", "uncovered seqs", "ranges without files")
     gaps = sum(last - first + 1 for first, last in found.gaps)
     row = [found.log.name, found.missing, found.changed, found.only_here, gaps, len(found.without_files)]
-    return _table(names, [row])
+    return table(names, [row])
 
 
 def _copies(finding: Finding) -> str:
@@ -66,12 +61,12 @@ def _copies(finding: Finding) -> str:
         [one.log.name, one.matched, one.missing, one.waiting, one.doubled, one.alone, one.unordered]
         for one in finding.copies
     ]
-    return _table(names, rows) if rows else ""
+    return table(names, rows) if rows else ""
 
 
 def _lost(logs: Sequence[Log]) -> str:
     rows: list[list[object]] = [[log.name, one.first, one.last, one.reason] for log in logs for one in log.lost]
-    return _table(("lost", "first seq", "last seq", "reason"), rows) if rows else ""
+    return table(("lost", "first seq", "last seq", "reason"), rows) if rows else ""
 
 
 def shares(log: Log) -> list[tuple[float, float]]:
@@ -93,13 +88,3 @@ def _growth(log: Log) -> list[tuple[float, float]]:
         so_far += block.records
         points.append((float(block.last_ts), float(so_far)))
     return points
-
-
-def _table(names: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    head = "".join(f"<th>{escape(name)}</th>" for name in names)
-    body = "".join("<tr>" + "".join(f"<td>{_cell(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{head}</tr>{body}</table>"
-
-
-def _cell(cell: object) -> str:
-    return f"{cell:,}" if isinstance(cell, int) else escape(str(cell))

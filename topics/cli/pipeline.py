@@ -48,6 +48,8 @@ def runs_job(function: Job) -> Callable[..., None]:
         spark = _session(function.__name__, master, conf)
         try:
             summary = asdict(function(spark, Place(where.url, where.key), **kwargs))
+        except Failure:
+            raise
         except Exception as error:
             raise Failure(REFUSED, _reason(error), type(error).__name__) from error
         finally:
@@ -55,7 +57,7 @@ def runs_job(function: Job) -> Callable[..., None]:
         if as_json:
             click.echo(json.dumps(summary))
         else:
-            pairs(list(summary.items()))
+            pairs([(name, _shown(value)) for name, value in summary.items()])
         if summary.get("problems"):
             sys.exit(REFUSED)
 
@@ -76,6 +78,10 @@ def _session(name: str, master: str | None, conf: tuple[str, ...]) -> Any:
         raise Failure(REFUSED, str(error), "no_java") from None
     session.sparkContext.setLogLevel("ERROR")
     return session
+
+
+def _shown(value: Any) -> Any:
+    return ", ".join(f"{name}: {count}" for name, count in value.items()) if isinstance(value, dict) else value
 
 
 def _reason(error: Exception) -> str:
@@ -232,3 +238,21 @@ def audit(spark: Any, place: "Place", report: str, topics: tuple[str, ...], patt
     from spark_integration.jobs.audit import audit as run
 
     return run(spark, place, _selection(topics, pattern), report, root=root)
+
+
+@pipeline.command("dead-letters")
+@click.argument("report")
+@click.argument("topics", nargs=-1)
+@click.option("--pattern", metavar="REGEX", help="Every topic whose whole name matches, instead of names.")
+@runs_job
+def dead_letters(spark: Any, place: "Place", report: str, topics: tuple[str, ...], pattern: str) -> Any:
+    """Tell why and when the jobs in TOPICS were given up; the folder REPORT gets index.html and dead-letters.json.
+
+    \b
+    Examples:
+      topics pipeline dead-letters /data/dead jobs.dead
+      topics pipeline dead-letters /data/dead --pattern '.*\\.dead' --json
+    """
+    from spark_integration.jobs.dead_letters import dead_letters as run
+
+    return run(spark, place, _selection(topics, pattern), report)
