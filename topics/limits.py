@@ -88,6 +88,7 @@ SYNC_TIMER_MS = 5  # an acked `disk` write is synced at the latest this long aft
 CEILING_AHEAD = 65_536  # seqs a `disk` topic reserves durably ahead of its head
 SPACE_RESERVE_BYTES = 8 * MIB  # free space kept back so that a checkpoint and control frames still fit
 SPACE_SHORT_BYTES = 32 * MIB  # with less free the log is cut as soon as it holds something, and keeps no spare
+UNPACKED_MAX = WAL_FRAME_MAX  # text of a compressed block: one record at most that came in a frame, else far less
 
 # --- checkpoints and segments -------------------------------------------------------------------------------------
 CHECKPOINT_WAL_BYTES = 64 * MIB
@@ -96,6 +97,7 @@ LARGE_WRITE_WAIT_MS = 2_000  # a large write waits this long for a checkpoint or
 CHECKPOINT_INTERVAL_MS = 60_000
 PACK_TOPIC_BYTES = 1 * MIB  # a topic shares pack files until it has this much of its own
 TAIL_CACHE_BYTES = 32 * MIB
+UNPACKED_CACHE_BYTES = 8 * MIB  # of compressed blocks that were read and are kept as they were before
 BOOK_KEY_MAX = 1024  # characters of a key of a shard's own books
 IDEMPOTENCY_KEYS_MAX = 1_000_000  # remembered keys of one shard; above it new keys are throttled
 
@@ -212,6 +214,7 @@ PIECE_BYTES = 256 * KIB  # of a large body that are decoded at once
 INLINE_DELETES = 256  # matches that are deleted in one turn of the loop; more are counted in slices
 DELETE_BYTES_MAX = 64 * MIB  # the seqs of one match delete, encoded
 SHARD_BODIES_BYTES = 256 * MIB  # of large bodies that wait for a thread or for one another in one shard
+INLINE_UNPACK_BYTES = 128 * KIB  # of compressed blocks in one turn: about half a millisecond of gzip; else in a thread
 INLINE_BLOCKS = 8  # stored blocks that a diff reads in one turn of the loop
 SWITCH_INTERVAL_S = 1e-4
 AGING_TICK_MS = 50
@@ -252,6 +255,7 @@ assert WAL_FIRST_FILE_BYTES <= WAL_FILE_BYTES <= CHECKPOINT_WAL_BYTES
 assert Limits().body_bytes * 2 < WAL_FRAME_MAX <= RPC_BODY_MAX
 assert Limits().body_bytes * 2 <= WAL_QUEUE_BYTES_MAX // 2  # so the largest write fits into a queue half full
 assert Limits().meta_bytes < 0xFFFF - 4 * KIB  # block columns keep meta lengths in 16 bits, with room for stamps
+assert 2 * BLOCK_TEXT_BYTES <= INLINE_UNPACK_BYTES < UNPACKED_CACHE_BYTES
 assert RPC_JOIN_BYTES < RPC_CHUNK_BYTES <= RPC_SEND_BATCH_BYTES < RPC_SEND_QUEUE_BYTES // 4
 assert RPC_BODY_MAX <= RPC_PARTIAL_BYTES
 assert INLINE_BODY_BYTES <= THREAD_BODY_BYTES

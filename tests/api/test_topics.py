@@ -24,6 +24,8 @@ DEFAULTS = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "compression": "none",
+    "compression_min_bytes": 1024,
 }
 
 
@@ -76,6 +78,7 @@ def test_a_put_changes_only_what_it_names(http, name):
         ({"priority": -5000}, {"priority": -1000}),
         ({"lease_ms": 1}, {"lease_ms": 100}),
         ({"claim_jitter_ms": 9999}, {"claim_jitter_ms": 5000}),
+        ({"compression": "zstd"}, {"compression": "zstd", "compression_min_bytes": 1024}),
         ({"durability": "memory"}, {"durable": False, "durability": "memory"}),
         ({"durable": True, "durability": "ephemeral"}, {"durable": False, "durability": "ephemeral"}),
     ],
@@ -93,6 +96,9 @@ def test_clamped_and_resolved_values_are_echoed(http, name, given, echoed):
         {"ttl_ms": "1"},
         {"discard": "new"},
         {"durability": "tape"},
+        {"compression": "lz4"},
+        {"compression": None},
+        {"compression_min_bytes": -1},
         {"nonsense": 1},
         {"type": "stack"},
         [],

@@ -265,8 +265,8 @@ def test_random_columns_behind_a_fitting_header(n, columns, side_len, text_len):
 
 @pytest.mark.parametrize(
     ("at", "value"),
-    [(4, 2), (5, 1), (6, 4), (6, 8), (7, 1)],
-    ids=["version", "derived", "compressed", "ids", "unknown flag"],
+    [(4, 2), (5, 1), (6, 8), (7, 1)],
+    ids=["version", "derived", "ids", "unknown flag"],
 )
 def test_what_this_version_does_not_write_is_refused_not_guessed(at, value):
     body = bytearray(encode_body(block_of(1, 0, [PLAIN]), 1, 1))

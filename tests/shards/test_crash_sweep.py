@@ -12,10 +12,12 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from topics import limits
+from topics.core.blockform import stored_text
 from topics.core.match import TagMatch
+from topics.core.packing import compression_of
 from topics.limits import Limits
-from topics.shards import checkpoint, snapshot
-from topics.testing.cold_driver import ColdDriver
+from topics.shards import checkpoint, datafile, snapshot
+from topics.testing.cold_driver import COLD, ColdDriver
 from topics.testing.driver import Driver, FailedStart, Poisoned
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
@@ -219,10 +221,49 @@ def relocate_amid_traffic(driver: ColdDriver) -> None:
         driver.relocate()
 
 
+def compress(driver: ColdDriver) -> None:
+    """Blocks stored in every way, next to one another, rewritten in another way, deleted in, moved to the cold tier."""
+    for turn, way in enumerate(("zstd", "none", "gzip", "zstd")):
+        driver.put("f", {"durability": "fsync", "compression": way, "compression_min_bytes": 0})
+        driver.put("d", {"compression": way, "compression_min_bytes": 0})
+        driver.commit()
+        driver.append("f", records(11, "t"))
+        driver.append("d", records(3, "t"))
+        driver.commit()
+        driver.checkpoint()
+        if turn == 1:
+            driver.delete("f", None, TagMatch("Eq", "t"))
+            driver.delete("d", 2, None)
+            driver.commit()
+    driver.relocate()
+    driver.delete("f", None, TagMatch("Eq", "t"))
+    driver.append("d", records(2))
+    driver.commit()
+    driver.checkpoint()
+
+
 SCRIPTS = (
     *(append_and_rotate, pack_and_seal, delete_and_drop, expire, with_restarts, checkpoints_amid_traffic),
-    *(relocate, relocate_amid_traffic),
+    *(relocate, relocate_amid_traffic, compress),
 )
+
+
+def test_the_script_has_blocks_stored_in_every_way() -> None:
+    driver = new_driver().start()
+    compress(driver)
+    assert ways_of(driver, "segment", cold=True) >= {"zstd", "none", "gzip"}
+    assert "zstd" in ways_of(driver, "pack", cold=False)
+
+
+def ways_of(driver: ColdDriver, kind: str, *, cold: bool) -> set[str]:
+    ways: set[str] = set()
+    for info in driver.store.data_files.values():
+        if (info.kind, info.cold) == (kind, cold):
+            file = driver.disk.open(f"{COLD}/{info.path}" if cold else info.path)
+            data = file.read_at(0, file.size())
+            for offset, _, head in datafile.read_frames(data, info):
+                ways.add(compression_of(stored_text(data[offset:], head)) if head.packed else "none")
+    return ways
 
 
 # --- the sweep ----------------------------------------------------------------------------------------------------

@@ -66,6 +66,8 @@ configs = st.fixed_dictionaries(
         "cap_bytes": st.sampled_from((0, 200, 3000)),
         "discard": st.sampled_from(("old", "reject")),
         "idempotency_window_ms": st.sampled_from((0, 20, 120_000)),
+        "compression": st.sampled_from(("none", "gzip", "zstd")),
+        "compression_min_bytes": st.sampled_from((0, 300, 1024)),
     },
 )
 matches = st.one_of(

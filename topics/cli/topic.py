@@ -60,6 +60,8 @@ CONFIG_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("--max-deliveries", int, "Queue: so many tries before the dead-letter topic."),
     ("--dead-letter", str, "Queue: the topic for jobs that nobody could do."),
     ("--leases-durable", bool, "Queue: leases survive a crash."),
+    ("--compression", click.Choice(["none", "gzip", "zstd"]), "How records are stored from now on."),
+    ("--compression-min-bytes", int, "Blocks with less text than this are not compressed."),
 )
 
 

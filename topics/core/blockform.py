@@ -13,14 +13,17 @@ Block body, little endian (in a WAL frame as it is; in a data file followed by a
                 priority u8, hops u8
       …   side  quoted tags, then the node dictionary (u16 count, then u16 length + quoted name each) if there are nodes
                 or extensions, then with flag 16 the extensions (extras.py)
-      …   text  {"$seq":…,"$ts":…[,"$node":…],"data":…[,"meta":…]} joined by ","
+      …   text  {"$seq":…,"$ts":…[,"$node":…],"data":…[,"meta":…]} joined by ","; compressed as a whole with flag 4
 
 Trailer in a data file: XXH3-64 of the body (seeded per file, so that stale bytes of another file never check), then
 n delete flags (0xD5 = deleted, every other value = live) which lie inside frame_len but outside the checksum: a
 flag is flipped in place without rewriting anything, and a torn flip leaves a live record live.
 
+Only data files hold compressed texts (packing.py): the log must not wait for a compressor, and what goes between
+processes is used at once.
+
 A reader refuses what it does not know (another version, kind or flag) instead of guessing: no writer of this version
-sets kind 1 or the flags 4 and 8, whose places are taken for later.
+sets kind 1 or flag 8, whose places are taken for later.
 """
 
 import struct
@@ -31,15 +34,18 @@ import xxhash
 
 from topics.core.block import BadBlock, Block
 from topics.core.extras import BadExtras, Extras
-from topics.limits import BLOCK_RECORDS_MAX
+from topics.core.packing import unpack
+from topics.limits import BLOCK_RECORDS_MAX, UNPACKED_MAX
 
 HEADER = struct.Struct("<IBBHQQIIIIQQQQ")
 VERSION = 1
 DIRECT = 0
-FLAG_CRLF, FLAG_TAGS, FLAG_EXTRAS = 1, 2, 16
+FLAG_CRLF, FLAG_TAGS, FLAG_PACKED, FLAG_EXTRAS = 1, 2, 4, 16
+FLAGS_KNOWN = FLAG_CRLF | FLAG_TAGS | FLAG_PACKED | FLAG_EXTRAS
 DELETED = 0xD5
 COLUMN_BYTES = 20
 CHECKSUM_BYTES = 8
+FLAGS_AT = 6  # in the header
 _U16 = struct.Struct("<H")
 _U64 = struct.Struct("<Q")
 
@@ -47,8 +53,11 @@ assert HEADER.size == 72
 assert sys.byteorder == "little", "columns are kept in machine order; only little-endian machines are supported"
 
 
-def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0) -> bytes:
-    """The block's body; `trailer` is how many bytes the caller will put behind it (see the table above)."""
+def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0, packed: bytes | None = None) -> bytes:
+    """The block's body; `trailer` is how many bytes the caller will put behind it (see the table above).
+
+    `packed` is its text compressed, if it is to be stored so.
+    """
     n = len(block.ends)
     names = block.nodes
     side: list[bytes] = [bytes(block.tags)]
@@ -58,13 +67,15 @@ def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0) ->
         side.extend(_U16.pack(len(name)) + name for name in names)
         side.append(extensions)
     side_len = sum(map(len, side))
-    text_len = len(block.text)
+    text = block.text if packed is None else packed
     flags = (FLAG_CRLF if block.crlf else 0) | (FLAG_TAGS if block.tags else 0) | (FLAG_EXTRAS if extensions else 0)
-    length = HEADER.size + COLUMN_BYTES * n + side_len + text_len + trailer
+    if packed is not None:
+        flags |= FLAG_PACKED
+    length = HEADER.size + COLUMN_BYTES * n + side_len + len(text) + trailer
     return b"".join(
         (
             HEADER.pack(
-                length, VERSION, DIRECT, flags, block.first_seq, block.base_ts, n, text_len, text_len, side_len,
+                length, VERSION, DIRECT, flags, block.first_seq, block.base_ts, n, len(block.text), len(text), side_len,
                 topic_id, epoch, 0, 0,
             ),
             block.ends.tobytes(),
@@ -76,15 +87,15 @@ def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0) ->
             block.priorities,
             block.hops,
             *side,
-            block.text,
+            text,
         )
     )  # fmt: skip
 
 
-def encode_frame(block: Block, topic_id: int, epoch: int, seed: int, dead: int) -> bytes:
+def encode_frame(block: Block, topic_id: int, epoch: int, seed: int, dead: int, packed: bytes | None = None) -> bytes:
     """The block as a data file keeps it: body, checksum, delete flags taken from the bit mask `dead`."""
     n = len(block.ends)
-    body = encode_body(block, topic_id, epoch, trailer=CHECKSUM_BYTES + n)
+    body = encode_body(block, topic_id, epoch, trailer=CHECKSUM_BYTES + n, packed=packed)
     return b"".join((body, _U64.pack(xxhash.xxh3_64_intdigest(body, seed)), flags_from_mask(dead, n)))
 
 
@@ -103,7 +114,9 @@ def mask_from_flags(flags: bytes) -> int:
 class BlockHead:
     """What a block's fixed header says, checked for plausibility."""
 
-    __slots__ = ("base_ts", "epoch", "first_seq", "flags", "frame_len", "n", "side_len", "text_len", "topic_id")
+    __slots__ = (
+        "base_ts", "epoch", "first_seq", "flags", "frame_len", "n", "side_len", "stored_len", "text_len", "topic_id",
+    )  # fmt: skip
 
     frame_len: int
     flags: int
@@ -111,6 +124,7 @@ class BlockHead:
     base_ts: int
     n: int
     text_len: int
+    stored_len: int  # of the text as it stands here: less if it is compressed
     side_len: int
     topic_id: int
     epoch: int
@@ -119,29 +133,65 @@ class BlockHead:
         if len(data) - offset < HEADER.size:
             raise BadBlock("block header is cut off")
         (
-            self.frame_len, version, kind, self.flags, self.first_seq, self.base_ts, self.n, self.text_len, stored,
-            self.side_len, self.topic_id, self.epoch, _source_epoch, _source_seq,
+            self.frame_len, version, kind, self.flags, self.first_seq, self.base_ts, self.n, self.text_len,
+            self.stored_len, self.side_len, self.topic_id, self.epoch, _source_epoch, _source_seq,
         ) = HEADER.unpack_from(data, offset)  # fmt: skip
-        if version != VERSION or kind != DIRECT or self.flags & ~(FLAG_CRLF | FLAG_TAGS | FLAG_EXTRAS):
+        if version != VERSION or kind != DIRECT or self.flags & ~FLAGS_KNOWN:
             raise BadBlock(f"block version {version}, kind {kind}, flags {self.flags:#x} is not known")
-        if not 1 <= self.n <= BLOCK_RECORDS_MAX or stored != self.text_len:
+        shorter = self.stored_len < self.text_len <= UNPACKED_MAX  # nobody makes room for more than a block can hold
+        if not 1 <= self.n <= BLOCK_RECORDS_MAX or not (shorter if self.packed else self.stored_len == self.text_len):
             raise BadBlock("block header is not plausible")
         if self.frame_len not in (self.body_len, self.body_len + CHECKSUM_BYTES + self.n):
             raise BadBlock("block lengths do not add up")
 
     @property
+    def packed(self) -> bool:
+        """Whether the text is compressed."""
+        return bool(self.flags & FLAG_PACKED)
+
+    @property
     def body_len(self) -> int:
-        return HEADER.size + COLUMN_BYTES * self.n + self.side_len + self.text_len
+        return HEADER.size + COLUMN_BYTES * self.n + self.side_len + self.stored_len
 
 
-def decode_block(
-    data: bytes | bytearray | memoryview, offset: int = 0, *, share: bool = False
+def decode_block(data: bytes | bytearray | memoryview, offset: int = 0) -> tuple[Block, BlockHead]:
+    """The block whose body starts at `offset`, in the log or a message; raises BadBlock on anything that is not one."""
+    head = BlockHead(data, offset)
+    if head.packed:
+        raise BadBlock("a compressed block stands outside of a data file")
+    block, text = _decode(data, offset, head)
+    block.text = bytes(text)
+    return block, head
+
+
+def decode_stored(
+    data: bytes | bytearray | memoryview, offset: int = 0, *, texts: bool = True
 ) -> tuple[Block, BlockHead]:
-    """The block whose body starts at `offset`; raises BadBlock on anything that is not one.
+    """The same of a block in a data file. A plain text stays where it is: `data` must not change, and stays with it.
 
-    With `share` its text stays where it is: `data` must not change, and stays as long as the block.
+    Without `texts` a compressed text is left alone: the block has none, so whoever asks for it fails.
     """
     head = BlockHead(data, offset)
+    block, text = _decode(data, offset, head)
+    if not head.packed:
+        block.text = text
+    elif texts:
+        block.text = unpack(text, head.text_len)
+    return block, head
+
+
+def is_packed(frame: bytes | bytearray | memoryview) -> bool:
+    """Whether its text is compressed, if these bytes are a frame at all. Next to nothing for those that are not."""
+    return len(frame) > FLAGS_AT and bool(frame[FLAGS_AT] & FLAG_PACKED)
+
+
+def stored_text(frame: bytes | bytearray | memoryview, head: BlockHead) -> memoryview:
+    """The text as it stands in a frame."""
+    return memoryview(frame)[head.body_len - head.stored_len : head.body_len]
+
+
+def _decode(data: bytes | bytearray | memoryview, offset: int, head: BlockHead) -> tuple[Block, memoryview]:
+    """Everything but the text, and the text as it stands."""
     view = memoryview(data)[offset : offset + head.body_len]
     if len(view) != head.body_len:
         raise BadBlock("block is cut off")
@@ -153,12 +203,10 @@ def decode_block(
         raise BadBlock("tags run past the side part")
     block.tags = bytes(view[at : at + tags_len])
     _decode_side(block, head, bytes(view[at + tags_len : at + head.side_len]))
-    at += head.side_len
-    block.text = view[at:] if share else bytes(view[at:])
     block.crlf = bool(head.flags & FLAG_CRLF)
     block.known_sizes = None
     _check_columns(block, head)
-    return block, head
+    return block, view[at + head.side_len :]
 
 
 def _check_columns(block: Block, head: BlockHead) -> None:

@@ -20,6 +20,7 @@ from weakref import WeakValueDictionary
 import msgspec
 
 from topics.core.names import TOPIC_RULE, is_topic_name
+from topics.core.packing import PLAIN, Compression, Packing
 from topics.errors import TOPIC_EXISTS_INCOMPATIBLE, TopicsError, invalid
 from topics.limits import PRIORITY_MAX
 
@@ -52,10 +53,17 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    compression: Compression = "none"
+    compression_min_bytes: int = 1024
 
     @property
     def durable(self) -> bool:
         return self.durability == "fsync"
+
+    @property
+    def packing(self) -> Packing:
+        """How blocks are stored from now on; those that are stored stay as they are."""
+        return Packing(self.compression, self.compression_min_bytes) if self.compression != "none" else PLAIN
 
 
 class ConfigPatch(msgspec.Struct, frozen=True):
@@ -140,6 +148,8 @@ _CHECKS: dict[str, _Check] = {
     "max_deliveries": _u64,
     "dead_letter": _or_null(_topic_name),
     "leases_durable": _boolean,
+    "compression": _one_of("none", "gzip", "zstd"),
+    "compression_min_bytes": _u64,
 }
 
 

@@ -34,11 +34,21 @@ from typing import NamedTuple
 import xxhash
 
 from topics.core.block import BadBlock, Block
-from topics.core.blockform import DIRECT, HEADER, BlockHead, check_frame, decode_block, encode_frame, mask_from_flags
+from topics.core.blockform import (
+    DIRECT,
+    HEADER,
+    BlockHead,
+    check_frame,
+    decode_stored,
+    encode_frame,
+    mask_from_flags,
+    stored_text,
+)
 from topics.core.blockform import VERSION as BLOCK_VERSION
 from topics.core.chunk import Chunk, DataFile
 from topics.core.extras import BadExtras
 from topics.core.match import prefix_end
+from topics.core.packing import PLAIN, Packer, Packing, unpack
 from topics.core.tags import Pattern
 from topics.shards import jobcolumns
 from topics.shards.files import File, Files
@@ -74,6 +84,7 @@ class Stored(NamedTuple):
     epoch: int
     block: Block
     dead: int
+    packing: Packing = PLAIN
 
 
 class Entry(NamedTuple):
@@ -122,9 +133,11 @@ def _write_frames(file: File, info: DataFile, blocks: Sequence[Stored], entries:
     )[:56]  # fmt: skip
     parts = [head + _U64.pack(xxhash.xxh3_64_intdigest(head))]
     start, position = 0, HEADER_BYTES
+    packer = Packer()
     for stored in blocks:
-        frame = encode_frame(stored.block, stored.topic_id, stored.epoch, info.seed, stored.dead)
         block = stored.block
+        packed = packer.pack(block.text, stored.packing)
+        frame = encode_frame(block, stored.topic_id, stored.epoch, info.seed, stored.dead, packed)
         entries.append(
             Entry(
                 stored.topic_id, stored.epoch, block.first_seq, block.base_ts, position, len(frame), len(block),
@@ -282,12 +295,15 @@ def rebuild_index(files: Files, info: DataFile, data: bytes) -> Index:
 
 
 def read_frames(data: bytes, info: DataFile) -> Iterator[tuple[int, Block, BlockHead]]:
-    """(offset, block, head) of every frame, also of one that does not check if it is still plain which it was."""
+    """(offset, block, head) of every frame, also of one that does not check if it is still plain which it was.
+
+    Compressed blocks have no text here, so they have to check.
+    """
     view = memoryview(data)
     at = HEADER_BYTES
     while at < len(data):
         try:
-            block, head = decode_block(view, at)
+            block, head = decode_stored(view, at, texts=False)
             if not _checks(view[at:], info.seed) and not _recognised(block, head, info):
                 raise BadBlock("neither the checksum nor the records fit the header")
         except BadBlock:
@@ -307,6 +323,8 @@ def _checks(frame: memoryview, seed: int) -> bool:
 
 def _recognised(block: Block, head: BlockHead, info: DataFile) -> bool:
     """Whether a frame whose checksum fails still says which records it held: its first text repeats seq and time."""
+    if head.packed:
+        return False
     stamp = b'{"$seq":%d,"$ts":%d,' % (head.first_seq, head.base_ts + block.ts[0])
     return block.record(0).startswith(stamp) and info.topic_id in (0, head.topic_id)
 
@@ -344,9 +362,15 @@ def read_flags(handle: File, chunk: Chunk) -> int:
 
 
 def decode_frame(data: bytes | bytearray, seed: int) -> Block:
-    """A block read from a data file; BadBlock if its checksum does not hold. Its text stays in `data`."""
+    """A block read from a data file; BadBlock if its checksum does not hold. A plain text stays in `data`."""
     check_frame(data, seed)
-    return decode_block(data, share=True)[0]
+    return decode_stored(data)[0]
+
+
+def decode_tags(data: bytes | bytearray, seed: int) -> Block:
+    """The same without the work of unpacking: a compressed block then has no text."""
+    check_frame(data, seed)
+    return decode_stored(data, texts=False)[0]
 
 
 def decode_texts(data: bytes | bytearray, seed: int) -> Block:
@@ -360,7 +384,8 @@ def decode_texts(data: bytes | bytearray, seed: int) -> Block:
     block.ends = array("I", bytes(data[HEADER.size : HEADER.size + 4 * head.n]))
     if block.ends[-1] != head.text_len:
         raise BadBlock("block columns do not fit its text")
-    block.text = memoryview(data)[head.body_len - head.text_len : head.body_len]
+    text = stored_text(data, head)
+    block.text = unpack(text, head.text_len) if head.packed else text
     return block
 
 

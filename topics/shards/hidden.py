@@ -14,6 +14,7 @@ from collections.abc import Iterator
 import trio
 
 from topics.core.block import BadBlock, Block
+from topics.core.blockform import is_packed
 from topics.core.chunk import Chunk
 from topics.core.config import ConfigPatch, Durability
 from topics.core.names import is_hidden_name
@@ -51,7 +52,7 @@ def read_block(store: Store, chunk: Chunk) -> Block:
 
 
 async def fetch_block(store: Store, chunk: Chunk) -> Block:
-    """As `read_block`, for the loop: what the page cache does not have is read in a thread."""
+    """As `read_block`, for the loop: what the page cache does not have is read, and unpacked, in a thread."""
     file, offset, length = chunk.file, chunk.offset, chunk.length
     if chunk.block is not None:
         return chunk.block
@@ -62,6 +63,8 @@ async def fetch_block(store: Store, chunk: Chunk) -> Block:
     data = handle.read_cached(offset, length)
     if data is None:
         data = await trio.to_thread.run_sync(handle.read_at, offset, length)
+    if is_packed(data):  # perhaps a large record of a queue's
+        return await trio.to_thread.run_sync(datafile.decode_frame, data, file.seed)
     return datafile.decode_frame(data, file.seed)
 
 

@@ -12,9 +12,10 @@ import msgspec
 import xxhash
 
 from topics.core.block import BadBlock, Block
-from topics.core.blockform import BlockHead, check_frame, mask_from_flags
+from topics.core.blockform import BlockHead, check_frame, decode_stored, mask_from_flags, stored_text
 from topics.core.chunk import DataFile
 from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, Marked, decode_event
+from topics.core.packing import compression_of
 from topics.ids import SLOTS
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.cold import ID_PATH, OWNER_PATH
@@ -151,6 +152,8 @@ def _data_file(data: bytes, with_data: bool) -> Iterator[Line]:
 def _stored(frame: bytes, offset: int, block: Block, head: BlockHead, seed: int, with_data: bool) -> Iterator[Line]:
     try:
         check_frame(frame, seed)
+        if head.packed:
+            block, _ = decode_stored(frame)
         check = True
     except BadBlock:
         check = False
@@ -158,10 +161,19 @@ def _stored(frame: bytes, offset: int, block: Block, head: BlockHead, seed: int,
     yield {
         "offset": offset, "kind": "block", "topic_id": head.topic_id, "epoch": head.epoch, "first_seq": head.first_seq,
         "n": head.n, "deleted": dead.bit_count(), "base_ts": head.base_ts, "bytes": head.frame_len,
-        "text_bytes": head.text_len, "tagged": bool(block.tags), "check": check,
+        "text_bytes": head.text_len, **_packing(frame, head), "tagged": bool(block.tags), "check": check,
     }  # fmt: skip
-    if with_data:
+    if with_data and (check or not head.packed):
         yield from _records(block, dead)
+
+
+def _packing(frame: bytes, head: BlockHead) -> Line:
+    if not head.packed:
+        return {}
+    try:
+        return {"stored_bytes": head.stored_len, "compression": compression_of(stored_text(frame, head))}
+    except BadBlock:
+        return {"stored_bytes": head.stored_len}
 
 
 def _records(block: Block, dead: int) -> Iterator[Line]:

@@ -107,7 +107,7 @@ class MatchPlan:
 
     def _find_in_pack(self, packed: Packed) -> list[int]:
         try:
-            block = datafile.decode_frame(packed.handle.read_at(packed.offset, packed.length), packed.file.seed)
+            block = datafile.decode_tags(packed.handle.read_at(packed.offset, packed.length), packed.file.seed)
         except BadBlock:
             self.damaged.append(packed.chunk)
             return []

@@ -71,6 +71,7 @@ def collect(
         },
         "fsync_us": {"bounds": FSYNC_BOUNDS_US, "buckets": times.buckets, "count": times.count, "sum": times.sum_us},
         "data_files": len(store.data_files),
+        "data_bytes": sum(info.size for info in store.data_files.values() if not info.cold),
         **_cold(store),
         "damage": {"log_ranges": store.damaged_ranges, "blocks": damaged_blocks},
         "per_topic": _rows(store, rows, prefixes),

@@ -1,8 +1,9 @@
 """Fetching blocks that are not resident, without ever stopping the loop.
 
 A block that the page cache holds is read in place (RWF_NOWAIT), a few in one turn of the loop; anything else is read
-in a thread. A block that does not check is reported as lost: its range becomes a hole, and the read is planned anew so
-that the reader is told.
+in a thread. So is what is compressed and more than a turn may unpack; unpacked blocks are kept for a while
+(unpacked.py). A block that does not check is reported as lost: its range becomes a hole, and the read is planned anew
+so that the reader is told.
 
 Blocks in the cold tier are always read in threads, a few of them, which nothing else uses. If the cold directory cannot
 be read, or not soon enough, the reader is refused: that says nothing about the records.
@@ -15,14 +16,17 @@ import trio
 
 from topics import limits
 from topics.core.block import BadBlock, Block
+from topics.core.blockform import BlockHead, is_packed, stored_text
 from topics.core.chunk import DataFile
 from topics.core.diff import Plan, Window
 from topics.core.loss import CORRUPT
+from topics.core.packing import compression_of, is_loaded
 from topics.core.topic import Topic
 from topics.shards import datafile
 from topics.shards.cold import ColdUnavailable, place_of, read_in_thread, refusal
 from topics.shards.files import File
 from topics.shards.store import Store
+from topics.shards.unpacked import UnpackedBlocks
 
 READ_THREADS = 4
 
@@ -45,10 +49,16 @@ class BlockReader:
 
         The files are taken now, while the plan's state stands: one that is retired later stays readable.
         """
-        absent = [(window, self._handle(window)) for window in plan.windows if window.block is None]
+        absent = [(window, self._handle(window)) for window in plan.windows if not self._has_block(window)]
         if len(absent) > limits.INLINE_BLOCKS:
             return absent
-        return [(window, handle) for window, handle in absent if not _read_cached(window, handle)]
+        turn = _Turn(self._store.unpacked)
+        return [(window, handle) for window, handle in absent if not turn.read(window, handle)]
+
+    def _has_block(self, window: Window) -> bool:
+        if window.block is None:
+            window.block = self._store.unpacked.get(window.chunk)
+        return window.block is not None
 
     def _handle(self, window: Window) -> File | None:
         file = _file(window)
@@ -60,15 +70,17 @@ class BlockReader:
         Raises BadBlock, OSError, SegmentGone, or a refusal if cold blocks cannot be had now.
         """
         waiting: list[tuple[Window, File]] = []
-        until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+        turn = _Turn(self._store.unpacked)
         for window, handle in missing:
-            if handle is not None and not _read_cached(window, handle):
+            if handle is not None and not turn.read(window, handle):
                 waiting.append((window, handle))
-            if time.perf_counter_ns() > until:
+            if turn.is_over:
                 await trio.lowlevel.checkpoint()
-                until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+                turn = _Turn(self._store.unpacked)
         if waiting:
-            await trio.to_thread.run_sync(_read_all, waiting, limiter=self._threads, abandon_on_cancel=True)
+            unpacked = await trio.to_thread.run_sync(_read_all, waiting, limiter=self._threads, abandon_on_cancel=True)
+            for window in unpacked:
+                _keep(self._store.unpacked, window)
         cold = [window for window, handle in missing if handle is None]
         return await self._fill_cold(cold) if cold else 0
 
@@ -114,16 +126,51 @@ def _file(window: Window) -> DataFile:
     return window.chunk.file
 
 
-def _read_cached(window: Window, handle: File | None) -> bool:
-    data = handle.read_cached(window.chunk.offset, window.chunk.length) if handle is not None else None
-    if data is not None:
-        window.block = _decode(window, data)
-    return data is not None
+class _Turn:
+    """What the loop reads before others get their turn."""
+
+    def __init__(self, unpacked: UnpackedBlocks) -> None:
+        self._unpacked = unpacked
+        self._room = limits.INLINE_UNPACK_BYTES
+        self._until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+
+    @property
+    def is_over(self) -> bool:
+        return time.perf_counter_ns() > self._until
+
+    def read(self, window: Window, handle: File | None) -> bool:
+        """Whether its block could be had at once. Raises BadBlock."""
+        data = handle.read_cached(window.chunk.offset, window.chunk.length) if handle is not None else None
+        if data is None:
+            return False
+        if not is_packed(data):
+            window.block = _decode(window, data)
+            return True
+        head = BlockHead(data)
+        if head.text_len > self._room or not is_loaded(compression_of(stored_text(data, head))):
+            return False
+        self._room -= head.text_len
+        window.block = datafile.decode_frame(data, _file(window).seed)
+        _keep(self._unpacked, window)
+        return True
 
 
-def _read_all(missing: Sequence[tuple[Window, File]]) -> None:
+def _read_all(missing: Sequence[tuple[Window, File]]) -> list[Window]:
+    """Read the blocks; those that were compressed."""
+    unpacked = []
     for window, handle in missing:
-        window.block = _decode(window, handle.read_at(window.chunk.offset, window.chunk.length))
+        data = handle.read_at(window.chunk.offset, window.chunk.length)
+        if is_packed(data):
+            window.block = datafile.decode_frame(data, _file(window).seed)
+            unpacked.append(window)
+        else:
+            window.block = _decode(window, data)
+    return unpacked
+
+
+def _keep(unpacked: UnpackedBlocks, window: Window) -> None:
+    assert window.block is not None
+    unpacked.add(window.chunk, window.block)
 
 
 def _decode(window: Window, data: bytes | bytearray) -> Block:

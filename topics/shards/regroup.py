@@ -28,7 +28,8 @@ def coalesced(capture: Capture) -> list[Stored]:
         readable.append(source)
     capture.sources = readable
     topic, spoiled = capture.topic, [source for source in readable if source.dead]
-    return [Stored(topic.id, topic.epoch, block, _dead(block, spoiled)) for block in coalesce(blocks)]
+    packing = topic.config.packing
+    return [Stored(topic.id, topic.epoch, block, _dead(block, spoiled), packing) for block in coalesce(blocks)]
 
 
 def _dead(block: Block, spoiled: list[Source]) -> int:
@@ -76,4 +77,4 @@ def split(blocks: list[Stored], bounds: Limits) -> Iterator[tuple[list[Stored], 
 
 def _part(stored: Stored, low: int, high: int) -> Stored:
     mask = (stored.dead >> low) & ((1 << (high - low)) - 1)
-    return Stored(stored.topic_id, stored.epoch, stored.block.cut(low, high), mask)
+    return stored._replace(block=stored.block.cut(low, high), dead=mask)

@@ -20,6 +20,7 @@ from topics.shards.match import MatchPlan, Packed
 from topics.shards.slots import UsedSlots
 from topics.shards.snapshot import SnapshotLog
 from topics.shards.tailcache import TailCache
+from topics.shards.unpacked import UnpackedBlocks
 from topics.shards.wal import Frame, WalWriter
 
 
@@ -46,6 +47,7 @@ class Store:
         self.next_file_id = next_file_id
         self.handles = Handles(files)
         self.cache = TailCache()
+        self.unpacked = UnpackedBlocks()
         self.cold = cold
         self.copied: list[DataFile] = []  # segments that the cold tier has, and the snapshot does not know of yet
         self.cold_litter: list[str] = []  # paths in the cold tier that nobody needs any more

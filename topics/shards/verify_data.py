@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from topics.core.block import BadBlock, Block
-from topics.core.blockform import DELETED, BlockHead, check_frame, decode_block
+from topics.core.blockform import DELETED, BlockHead, check_frame, decode_stored
 from topics.core.chunk import DataFile
 from topics.shards import datafile
 from topics.shards.datafile import HEADER_BYTES, Entry, Index, entry_flags
@@ -166,7 +166,7 @@ class DataFileCheck:
         """What is wrong around the block, and whether the block itself does not check."""
         try:
             head = check_frame(frame, self._info.seed)
-            block, _ = decode_block(frame)
+            block, _ = decode_stored(frame)
         except BadBlock:
             return [], True
         self._tally.blocks += 1

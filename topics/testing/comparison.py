@@ -18,7 +18,7 @@ def settings_of(topic: Topic) -> Settings:
     config = topic.config
     return Settings(
         config.durability, config.ttl_ms, config.cap_records, config.cap_bytes, config.discard,
-        config.idempotency_window_ms,
+        config.idempotency_window_ms, config.compression, config.compression_min_bytes,
     )  # fmt: skip
 
 

@@ -95,6 +95,8 @@ class Settings(NamedTuple):
     cap_bytes: int = 0
     discard: str = "old"
     window_ms: int = DEFAULT_WINDOW_MS
+    compression: str = "none"  # changes nothing that anybody sees
+    compression_min_bytes: int = 1024
 
     @classmethod
     def of(cls, config: Mapping[str, Any], base: "Settings | None" = None) -> "Settings":

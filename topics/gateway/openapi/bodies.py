@@ -13,6 +13,7 @@ from msgspec import UNSET, UnsetType
 
 from topics.core import group_requests, queue_requests, requests, watching
 from topics.core.config import Discard, Durability, TopicType
+from topics.core.packing import Compression
 from topics.core.routes import Guarantee
 from topics.gateway import ws_frames
 
@@ -39,6 +40,8 @@ class TopicConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     max_deliveries: int = 0
     dead_letter: str | None = None
     leases_durable: bool = False
+    compression: Compression = "none"
+    compression_min_bytes: int = 1024
 
 
 class RouterBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

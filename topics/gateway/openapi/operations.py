@@ -43,6 +43,8 @@ CONFIG = {
     "max_deliveries": 0,
     "dead_letter": None,
     "leases_durable": False,
+    "compression": "zstd",
+    "compression_min_bytes": 1024,
 }
 ROUTER = {
     "router": "orders->audit",

@@ -9,6 +9,7 @@ from msgspec import UNSET, UnsetType, field
 
 from topics import errors
 from topics.core.config import Discard, Durability, TopicType
+from topics.core.packing import Compression
 from topics.core.routes import Guarantee
 
 Code = Annotated[str, msgspec.Meta(extra_json_schema={"enum": sorted(errors.CODES)})]
@@ -65,6 +66,8 @@ class Config(msgspec.Struct, kw_only=True):
     max_deliveries: int
     dead_letter: str | None
     leases_durable: bool
+    compression: Compression
+    compression_min_bytes: int
 
 
 class TopicPut(Answer, kw_only=True):

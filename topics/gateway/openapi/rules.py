@@ -111,6 +111,11 @@ def _topic_rules() -> Mapping[str, Rule]:
         "max_deliveries": ("After so many deliveries a job goes to `dead_letter`; 0: never.", U64),
         "dead_letter": ("Where jobs go that nobody could do. Not the topic itself.", TOPIC),
         "leases_durable": ("Whether leases survive a crash. Without, jobs are then claimable at once.", {}),
+        "compression": ("How records are stored in data files from now on; readers see no difference.", {}),
+        "compression_min_bytes": (
+            "Blocks of up to 256 records with less text than this stay as they are.",
+            U64,
+        ),
     }
 
 
