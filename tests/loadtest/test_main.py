@@ -14,7 +14,9 @@ TINY = Sizes(1, seconds=0.05, read_records=2_000, recovery_records=4_000, paced_
 NO_PEERS = ["--without", ",".join(tool.name for tool in TOOLS)]
 
 
-@pytest.mark.parametrize("names", ["w2,heldup", pytest.param("w1,w3,latency,recovery,keys", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "names", ["w2,heldup", pytest.param("w1,w3,routers,routed,latency,recovery,keys", marks=pytest.mark.slow)]
+)
 def test_workloads_run_and_check_themselves_at_tiny_sizes(names, tmp_path, capsys):
     assert command.main(["--only", names, "--results", str(tmp_path), *NO_PEERS], TINY) == 0
     said = capsys.readouterr().out
