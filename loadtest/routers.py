@@ -103,6 +103,6 @@ WORKLOAD = Workload(
         Aim("log frames per append, 1 → 1", frames_row(1), 2, kind="value", at_most=True, full_size=True),
         Aim("log frames per append, 1 → 100", frames_row(100), 2, kind="value", at_most=True, full_size=True),
     ),
-    note="`fsync` topics. Until the last copy can be read; copies are compared with their source. Of frames a number, not "
-    "a rate: one for the append itself, none for its copies, and a mark now and then of how far they have come.",
+    note="`fsync` topics. Until the last copy can be read; copies are compared with their source. Of frames a number, "
+    "no rate: one for the append itself, none for its copies, and a mark now and then of how far they have come.",
 )
