@@ -281,6 +281,8 @@ ROUTE_SCOPES: Mapping[str, Access] = {
     "watch.stream": Access(READ, query_token=True, names_topic=False),
     "ws.open": Access(0),
     "ws.subscribe": Access(READ),
+    "ws.credit": Access(READ),
+    "ws.ack": Access(READ | WRITE),
     "ws.publish": Access(WRITE),
     "ws.publish_config": Access(WRITE | ADMIN),
     "queue.claim": Access(READ | WRITE),

@@ -73,6 +73,8 @@ GROUP_LEFT_MAX = 8  # consumers that a group remembers to have been taken over f
 GROUP_EVENTS_MIN = 1024  # events of the groups log before it is written anew
 GROUP_EVENTS_RECORD = 256  # groups that it then tells of in one record
 
+WS_CREDITS_MAX = 2**32 - 1  # records that a client may let a server send ahead
+
 # --- blocks -------------------------------------------------------------------------------------------------------
 BLOCK_RECORDS_MAX = 256
 BLOCK_TEXT_BYTES = 64 * KIB  # a block closes at this many bytes of text; one larger record is a block of its own

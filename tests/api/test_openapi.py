@@ -245,6 +245,11 @@ async def _talk(url: str) -> list[str]:
     async with websockets.connect(url) as socket:
         answers = []
         for op, (_, example) in WEBSOCKET.items():
+            if op == "credit":
+                wanted = {"op": "subscribe", "topic": "orders", "group": "billing", "credits": 1, "request_id": "g1"}
+                await socket.send(json.dumps(wanted))
+                while json.loads(await socket.recv()).get("request_id") != "g1":
+                    pass
             await socket.send(json.dumps(example))
             while (frame := json.loads(await socket.recv())).get("request_id") != example["request_id"]:
                 pass
@@ -255,4 +260,7 @@ async def _talk(url: str) -> list[str]:
 def test_the_commands_of_a_websocket_work(http, server):
     prepare(http)
     answers = asyncio.run(_talk(f"ws://127.0.0.1:{server.port}/v0/ws"))
-    assert answers == ["subscribe: subscribed", "publish: ack", "unsubscribe: unsubscribed", "ping: pong"]
+    assert answers == [
+        "subscribe: subscribed", "publish: ack", "credit: credited", "ack: acked", "unsubscribe: unsubscribed",
+        "ping: pong",
+    ]  # fmt: skip

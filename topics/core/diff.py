@@ -139,8 +139,23 @@ def render(windows: Sequence[Slice], query: Diff, *, filter_nodes: bool) -> list
     return pieces
 
 
+def count(windows: Sequence[Slice], query: Diff, *, filter_nodes: bool) -> int:
+    """How many records `render` shows."""
+    nodes = query.nodes if filter_nodes else frozenset()
+    shown = 0
+    for window in windows:
+        assert window.block is not None
+        shown += _shown(window.block, window, _hidden(window.block, nodes)).bit_count()
+    return shown
+
+
+def _hidden(block: Block, nodes: frozenset[bytes]) -> set[int]:
+    """Numbers of the nodes whose records are not for this reader."""
+    return {i + 1 for i, node in enumerate(block.nodes) if node in nodes} if nodes and block.nodes else set()
+
+
 def _pieces(block: Block, window: Slice, query: Diff, nodes: frozenset[bytes]) -> Iterator[Buffer]:
-    hidden = {i + 1 for i, node in enumerate(block.nodes) if node in nodes} if nodes and block.nodes else set()
+    hidden = _hidden(block, nodes)
     whole = (
         query.include_data
         and (query.include_meta or not any(block.meta_lens))

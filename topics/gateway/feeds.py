@@ -181,7 +181,7 @@ class Feeds:
 
     async def read(self, place: Place, view: View, strong: bool) -> Reply:
         """What comes after a place. All who stand there with the same view get the same bytes."""
-        key = (place.topic, place.seq, place.epoch, strong, view)
+        key = (place.topic, place.seq, place.epoch, strong, view, place.credits)
         shared = self._reads.get(key)
         if shared is None:
             shared = self._reads[key] = SharedRead()
@@ -207,9 +207,10 @@ class Feeds:
             "topic": place.topic,
             "from_seq": place.seq,
             "epoch": place.epoch,
-            "limit": wanted.limit,
+            "limit": wanted.limit if place.credits is None else min(wanted.limit, place.credits),
             "bytes": wanted.batch_bytes,
             "strong": strong,
+            "counted": place.credits is not None,
             "nodes": wanted.nodes,
             "tags": wanted.tags,
             "meta": wanted.meta,

@@ -13,11 +13,13 @@ if TYPE_CHECKING:
 class Phase(Enum):
     BEHIND = 0  # reads for itself until it is at the head
     LIVE = 1  # gets what the feed gets
+    HELD = 3  # waits for credits
     OVER = 2  # the topic is gone, or nobody wants it any more
 
 
 class Place:
     __slots__ = (
+        "credits",
         "doubt",
         "epoch",
         "feed",
@@ -30,6 +32,7 @@ class Place:
         "seq",
         "topic",
         "watcher",
+        "woken",
     )
 
     def __init__(self, watcher: "Watcher", topic: str, seq: int, epoch: int) -> None:
@@ -44,6 +47,8 @@ class Place:
         self.late = True  # just connected, or stalled for long: a loss it finds now is `from_seq_too_old`
         self.not_before = 0.0  # the topic's shard is down: look again then
         self.pause_ms = 0
+        self.credits: int | None = None  # records that the client will still take; none: any number
+        self.woken = False  # with credits: it reads what the feed told it of
         self.doubt: int | None = None  # `seq` is what a client says; where to begin if that was never there
 
     @property

@@ -61,8 +61,10 @@ class Watcher:
 
     # --- places -----------------------------------------------------------------------------------------------------
 
-    def add(self, topic: str, seq: int, epoch: int, view: View) -> Place:
+    def add(self, topic: str, seq: int, epoch: int, view: View, credits: int | None = None) -> Place:
+        """With `credits` at most so many records are sent, until there are more (`grant`)."""
         place = self.places[topic] = Place(self, topic, seq, epoch)
+        place.credits = credits
         self._views[place] = view
         self._behind.append(place)
         self._work_on()
@@ -76,6 +78,21 @@ class Watcher:
             del self.places[place.topic]
         self._views.pop(place, None)
         self.moved.discard(place)
+
+    def move(self, place: Place, seq: int, epoch: int) -> Place:
+        """Go on from elsewhere."""
+        view = self._views[place]
+        self.remove(place)
+        return self.add(place.topic, seq, epoch, view, place.credits)
+
+    def grant(self, place: Place, credits: int) -> None:
+        """The client takes so many more records."""
+        assert place.credits is not None
+        place.credits += credits
+        if place.phase is Phase.HELD:
+            place.phase = Phase.BEHIND
+            self._behind.append(place)
+            self._work_on()
 
     def close(self) -> None:
         """The client is gone, or is to go."""
@@ -106,6 +123,10 @@ class Watcher:
             self.fall_behind(place)  # it reads for itself, and is told what it missed
             return
         if place.seq >= batch.to_seq:
+            return
+        if place.credits is not None:  # it reads for itself, as many as it may
+            place.woken = True
+            self.fall_behind(place)
             return
         if batch.throttle_ms >= limits.THROTTLE_NOTICE_MS:
             self._tell_throttled(place, batch.throttle_ms)
@@ -198,6 +219,9 @@ class Watcher:
         place = await self._next_behind()
         if place is None:
             return
+        if place.credits == 0:
+            place.phase = Phase.HELD
+            return
         try:
             reply = await self._feeds.read(place, self._views[place], self._strong)
         except TopicsError as error:
@@ -211,6 +235,7 @@ class Watcher:
         before, pause_ms, place.pause_ms = place.seq, place.pause_ms, 0
         self._show(place, reply)
         if self.sink.stalled or place.seq < place.head_seq:
+            place.woken = False
             self._behind.append(place)
         elif not self._go_live(place):
             if place.seq == before:  # it is the feed that has to come here: its shard was lost, or the topic is another
@@ -268,6 +293,8 @@ class Watcher:
             buffers = self.renderer.record(place.topic, [reply.body], from_seq, head["to_seq"], place.head_seq)
         if self.sink.stalled and reply.body:
             return  # after the gap; the records are read again
+        if place.credits is not None:
+            place.credits -= head["records"]
         self._send(place, head["to_seq"], buffers)
 
     def _show_gap(self, place: Place, gap: Gap, earliest_seq: int) -> int:
@@ -282,7 +309,9 @@ class Watcher:
         missed = self._feeds.join(place, self._strong)
         if missed is None:
             return False
-        self._push(place, [self.renderer.caught_up(place.topic, place.head_seq)])
+        if not place.woken:
+            self._push(place, [self.renderer.caught_up(place.topic, place.head_seq)])
+        place.woken = False
         for batch in missed:
             if place.phase is Phase.LIVE:
                 self.deliver(place, batch)

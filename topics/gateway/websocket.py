@@ -6,7 +6,7 @@ watcher behind the socket falls behind, as that of an event stream does.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -15,20 +15,25 @@ import trio
 
 from topics import errors, limits
 from topics.core.names import check_topic_name
-from topics.core.watching import check_starts, checked_view
+from topics.core.watching import Start, check_starts, checked_view
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.gateway import ws_frames
+from topics.gateway.batches import View
 from topics.gateway.dispatch import Gateway, performance, shutting_down
-from topics.gateway.live import Live
+from topics.gateway.live import Live, Standing
 from topics.gateway.messages import ClientGone
 from topics.gateway.sinks import QueueSink, TooSlow
+from topics.gateway.statuses import STATUS
 from topics.gateway.visitor import Visitor
 from topics.gateway.watcher import Watcher
-from topics.gateway.ws_frames import Head, Publish, RequestId, Subscribe
+from topics.gateway.ws_frames import Ack, Credit, Head, Publish, RequestId, Subscribe
+from topics.gateway.ws_groups import GroupSubscription, check_credits, check_group_fields
 from topics.keys import ADMIN, ROUTE_SCOPES, Principal, authorise
 
 log = logging.getLogger(__name__)
 SUBSCRIBE = ROUTE_SCOPES["ws.subscribe"].scopes
+CREDIT = ROUTE_SCOPES["ws.credit"].scopes
+ACK = ROUTE_SCOPES["ws.ack"].scopes
 PUBLISH = ROUTE_SCOPES["ws.publish"].scopes
 CONFIGURE = ROUTE_SCOPES["ws.publish_config"].scopes
 NORMAL, GOING_AWAY, INTERNAL, TRY_AGAIN = 1000, 1001, 1011, 1013
@@ -59,12 +64,21 @@ class WsSession:
         self._busy = trio.Semaphore(limits.WS_COMMANDS_MAX)
         self._keys = gateway.door.connection_key()
         self.watcher: Watcher | None = None
+        self._groups: dict[str, GroupSubscription] = {}  # by topic
+        self._nursery: trio.Nursery | None = None
+        self._acts: Mapping[str, Callable[[RequestId, bytes, int], Awaitable[None]]] = {
+            "subscribe": self._subscribe,
+            "unsubscribe": self._unsubscribe,
+            "credit": self._credit,
+            "ack": self._ack,
+        }
 
     async def run(self, socket: Socket) -> int:
         """Until the client goes or is to go; the close code."""
         self._live.streams.add(self)
         try:
             async with trio.open_nursery() as nursery:
+                self._nursery = nursery
                 feeds, bounds = self._live.feeds, self._live.bounds
                 self.watcher = Watcher(feeds, ws_frames.RENDERER, self._sink, nursery, self._gave_up, bounds)
                 nursery.start_soon(self._receive, socket, nursery)
@@ -75,6 +89,8 @@ class WsSession:
             self._live.streams.discard(self)
             if self.watcher is not None:
                 self.watcher.close()
+            for subscription in self._groups.values():
+                subscription.close()
         return self._code
 
     def end(self, farewell: bytes = b"") -> None:
@@ -142,8 +158,8 @@ class WsSession:
             return lambda: self._publish(head.request_id, command, started, before, mine)
         if head.op == "ping":
             return lambda: self._reply(ws_frames.pong(head.request_id))
-        act = self._subscribe if head.op == "subscribe" else self._unsubscribe
-        return lambda: act(head.request_id, message)
+        act = self._acts[head.op]
+        return lambda: act(head.request_id, message, started)
 
     async def _run(self, request_id: RequestId, act: Callable[[], Awaitable[None]], memory: Visitor) -> None:
         try:
@@ -160,19 +176,30 @@ class WsSession:
             memory.leave()
             self._busy.release()
 
-    async def _subscribe(self, request_id: RequestId, message: bytes) -> None:
+    async def _subscribe(self, request_id: RequestId, message: bytes, started: int) -> None:
         command: Subscribe = ws_frames.decode_command("subscribe", message, self._gateway.limits)
         bounds = self._gateway.limits
         starts = check_starts(command.starts(), bounds)
         if not starts:
             raise invalid("topics must name at least one topic", field="topics")
+        check_group_fields(command)
+        check_credits(command.credits, "credits", 0)
         authorise(self._principal, SUBSCRIBE, *starts)
         view = self._live.feeds.view_of(checked_view(command, bounds))
         found = await self._live.places(starts)
         for topic in starts:
             if topic not in found:
                 raise topic_not_found(topic)
-        watcher = self.watcher
+        self._check_room(starts)
+        if command.group is not None:
+            await self._subscribe_group(request_id, command, view)
+            return
+        await self._reply(ws_frames.subscribed(request_id, {topic: found[topic].shown() for topic in starts}))
+        for topic in starts:
+            self._follow(topic, found[topic], view, command.credits)
+
+    def _check_room(self, starts: Mapping[str, Start]) -> None:
+        bounds, watcher = self._gateway.limits, self.watcher
         assert watcher is not None
         total = len(watcher.places.keys() | starts.keys())
         if total > bounds.watch_topics:
@@ -181,19 +208,88 @@ class WsSession:
                 f"this socket would follow {total} topics; the limit is {bounds.watch_topics}",
                 {"field": "topics", "max": bounds.watch_topics},
             )
-        await self._reply(ws_frames.subscribed(request_id, {topic: found[topic].shown() for topic in starts}))
-        for topic in starts:
-            if topic in watcher.places:
-                watcher.remove(watcher.places[topic])
-            watcher.add(topic, found[topic].from_seq, found[topic].epoch, view)
 
-    async def _unsubscribe(self, request_id: RequestId, message: bytes) -> None:
+    def _follow(self, topic: str, place: Standing, view: View, credits: int | None) -> None:
+        self._leave(topic)
+        assert self.watcher is not None
+        self.watcher.add(topic, place.from_seq, place.epoch, view, credits)
+
+    def _leave(self, topic: str) -> None:
+        """Whatever there was of it on this socket is over."""
+        watcher = self.watcher
+        assert watcher is not None
+        if topic in watcher.places:
+            watcher.remove(watcher.places[topic])
+        group = self._groups.pop(topic, None)
+        if group is not None:
+            group.close()
+
+    async def _unsubscribe(self, request_id: RequestId, message: bytes, started: int) -> None:
         topic = check_topic_name(ws_frames.decode_command("unsubscribe", message, self._gateway.limits).topic)
         authorise(self._principal, SUBSCRIBE, topic)
-        watcher = self.watcher
-        if watcher is not None and topic in watcher.places:
-            watcher.remove(watcher.places[topic])
+        self._leave(topic)
         await self._reply(ws_frames.unsubscribed(request_id, topic))
+
+    async def _credit(self, request_id: RequestId, message: bytes, started: int) -> None:
+        command: Credit = ws_frames.decode_command("credit", message, self._gateway.limits)
+        topic = check_topic_name(command.topic)
+        authorise(self._principal, CREDIT, topic)
+        watcher = self.watcher
+        assert watcher is not None
+        place = watcher.places.get(topic)
+        if place is None or place.credits is None:
+            raise invalid("this socket has no subscription of the topic that counts credits", field="topic")
+        check_credits(command.n, "n", 1, limits.WS_CREDITS_MAX - place.credits)
+        watcher.grant(place, command.n)
+        await self._reply(ws_frames.credited(request_id, topic, place.credits))
+
+    # --- groups -----------------------------------------------------------------------------------------------------
+
+    async def _subscribe_group(self, request_id: RequestId, command: Subscribe, view: View) -> None:
+        group = GroupSubscription(self._live, command)
+        topic = group.topic
+        if topic in self._groups:  # else it would learn that this one takes over
+            self._leave(topic)
+        place = await group.open()
+        try:
+            shown = place.shown() | {"group": group.group, "consumer": group.consumer}
+            await self._reply(ws_frames.subscribed(request_id, {topic: shown}))
+        except BaseException:
+            group.close()
+            raise
+        self._follow(topic, place, view, command.credits)
+        self._groups[topic] = group
+        assert self._nursery is not None
+        self._nursery.start_soon(self._keep_group, group)
+
+    async def _keep_group(self, group: GroupSubscription) -> None:
+        """Until the subscription is over, or the socket. Only then may another one have taken its place."""
+
+        def moved(place: Standing) -> None:
+            assert self.watcher is not None
+            self.watcher.move(self.watcher.places[group.topic], place.from_seq, place.epoch)
+
+        error = await group.keep(moved)
+        if error is None or self._groups.get(group.topic) is not group:
+            return
+        assert self.watcher is not None
+        if error.code == errors.TOPIC_NOT_FOUND:
+            self.watcher.topic_deleted(self.watcher.places[group.topic])
+            del self._groups[group.topic]
+            return
+        self._leave(group.topic)
+        await self._reply(ws_frames.ended(group.topic, group.group, STATUS[error.code], error))
+
+    async def _ack(self, request_id: RequestId, message: bytes, started: int) -> None:
+        command: Ack = ws_frames.decode_command("ack", message, self._gateway.limits)
+        topic = check_topic_name(command.topic)
+        authorise(self._principal, ACK, topic)
+        group = self._groups.get(topic)
+        if group is None:
+            raise invalid("this socket has no subscription of the topic with a group", field="topic")
+        reply = await group.ack(command.seq)
+        tail = performance((perf_counter_ns() - started) / 1e6, reply.head["perf"])
+        await self._reply(ws_frames.acked(request_id, reply.body, tail))
 
     async def _publish(
         self, request_id: RequestId, command: Publish, started: int, before: trio.Event | None, mine: trio.Event

@@ -8,6 +8,7 @@ from msgspec import UNSET, UnsetType
 
 from topics import errors, limits
 from topics.core.diff import Buffer
+from topics.core.groups import Where
 from topics.core.requests import decode_body, quoted
 from topics.core.watching import Start
 from topics.errors import TopicsError, invalid
@@ -25,7 +26,7 @@ class Head(msgspec.Struct, frozen=True):
     request_id: RequestId = None
 
 
-class Subscribe(msgspec.Struct, frozen=True):
+class Subscribe(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     topic: str | None = None
     from_seq: int | UnsetType = UNSET
     from_ts: int | UnsetType = UNSET
@@ -37,6 +38,11 @@ class Subscribe(msgspec.Struct, frozen=True):
     include_meta: bool = True
     include_tags: bool = False
     include_data: bool = True
+    credits: int | None = None
+    group: str | None = None
+    consumer: str | None = None
+    take_over: bool = False
+    from_: Where = "earliest"
 
     def starts(self) -> dict[str, Start | None]:
         if (self.topic is None) == (self.topics is None):
@@ -48,6 +54,16 @@ class Subscribe(msgspec.Struct, frozen=True):
 
 class Unsubscribe(msgspec.Struct, frozen=True):
     topic: str
+
+
+class Credit(msgspec.Struct, frozen=True):
+    topic: str
+    n: int
+
+
+class Ack(msgspec.Struct, frozen=True):
+    topic: str
+    seq: int
 
 
 class Publish(msgspec.Struct, frozen=True):
@@ -77,6 +93,8 @@ _head = msgspec.json.Decoder(Head)
 _commands: dict[str, msgspec.json.Decoder[Any]] = {
     "subscribe": msgspec.json.Decoder(Subscribe),
     "unsubscribe": msgspec.json.Decoder(Unsubscribe),
+    "credit": msgspec.json.Decoder(Credit),
+    "ack": msgspec.json.Decoder(Ack),
     "publish": msgspec.json.Decoder(Publish),
 }
 _encode = msgspec.json.Encoder().encode
@@ -104,12 +122,27 @@ def ack(request_id: RequestId, fragment: bytes, performance: bytes) -> bytes:
     return b"%b,%b%b" % (_opened("ack", request_id), fragment[1:], performance)
 
 
-def subscribed(request_id: RequestId, topics: Mapping[str, Mapping[str, int]]) -> bytes:
+def subscribed(request_id: RequestId, topics: Mapping[str, Mapping[str, Any]]) -> bytes:
     return b'%b,"topics":%b}' % (_opened("subscribed", request_id), _encode(topics))
 
 
 def unsubscribed(request_id: RequestId, topic: str) -> bytes:
     return b'%b,"topic":%b}' % (_opened("unsubscribed", request_id), quoted(topic))
+
+
+def credited(request_id: RequestId, topic: str, credits: int) -> bytes:
+    return b'%b,"topic":%b,"credits":%d}' % (_opened("credited", request_id), quoted(topic), credits)
+
+
+def acked(request_id: RequestId, fragment: bytes, performance: bytes) -> bytes:
+    """The answer to a group's ack, which is still open, as a frame."""
+    return b"%b,%b%b" % (_opened("acked", request_id), fragment[1:], performance)
+
+
+def ended(topic: str, group: str, status: int, reason: TopicsError) -> bytes:
+    """A group's subscription is over, without anybody having asked for that."""
+    fields = {"op": "error", "topic": topic, "group": group, "status": status}
+    return _encode(fields | {"code": reason.code, "message": reason.message, "detail": reason.detail})
 
 
 def pong(request_id: RequestId) -> bytes:

@@ -1,9 +1,10 @@
 """The call `follow`: what gateways read for streams. One serves all readers of a gateway that stand at the same place.
 
     head        topic, from_seq, epoch (of the life the cursor is from), limit, bytes, wait_ms,
-                strong (only what is durable), blocks (answer with blocks), and for texts: nodes, tags, meta, data
+                strong (only what is durable), blocks (answer with blocks), and for texts: nodes, tags, meta, data,
+                counted (say how many records there are)
     reply head  from_seq, to_seq, head_seq, earliest_seq, epoch, throttle_ms (waited for its turn),
-                tombstone ([gap_from, gap_to, reason, missed] or none)
+                tombstone ([gap_from, gap_to, reason, missed] or none), records (if counted)
     reply body  texts, joined by commas; or blocks (below), which the gateway renders for each view that it needs
 
 A live reader is a `follow` with `wait_ms` that a gateway repeats: it is answered when there is something, and whatever
@@ -17,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from topics import limits
 from topics.core.blockform import encode_body
-from topics.core.diff import Buffer, Plan, Window, render
+from topics.core.diff import Buffer, Plan, Window, count, render
 from topics.core.requests import U64_MAX, Diff, quoted
 from topics.core.topic import Topic
 from topics.rpc.calls import Call
@@ -64,7 +65,10 @@ class Follow(Look):
         pieces = render(plan.windows, self.query, filter_nodes=topic.config.dedupe_node)
         if not pieces and plan.tombstone is None and plan.windows and self.left_ms:
             return False
-        self.call.reply(self._reply(topic, plan, []), list(_joined(pieces)))
+        reply = self._reply(topic, plan, [])
+        if self._head.counted:
+            reply["records"] = count(plan.windows, self.query, filter_nodes=topic.config.dedupe_node)
+        self.call.reply(reply, list(_joined(pieces)))
         return True
 
     def _reply(self, topic: Topic, plan: Plan, windows: list[Window]) -> dict[str, object]:

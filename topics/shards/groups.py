@@ -7,8 +7,9 @@
     group.remove  topic, group                      perf            open fragment
     group.fetch   topic, group,            request  perf            open fragment
                   wait (false: answer now)
-    group.ack     topic, group             request  perf            open fragment
-    group.seek    topic, group             request  perf            open fragment
+    group.ack     topic, group             request  cursor, perf    open fragment
+    group.seek    topic, group             request  cursor, perf    open fragment
+    group.attach  see group_streams.py
 
 What changes a group is in the groups log (grouplog.py) and durable before it is answered, whatever the class of the
 topic. A crash before that leaves the group as it was: records may be fetched again, none is passed over.
@@ -31,12 +32,13 @@ from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
 from topics.shards.diffs import Diffs
 from topics.shards.fetches import FetchLook
+from topics.shards.group_streams import GroupStreams
 from topics.shards.grouplog import GroupLog
-from topics.shards.heads import GroupHead, TopicHead, read_head
+from topics.shards.heads import AttachGroupHead, GroupHead, TopicHead, read_head
 from topics.shards.settling import Settling
 from topics.shards.store import Store
 
-METHODS = tuple(f"group.{call}" for call in ("put", "state", "list", "remove", "fetch", "ack", "seek"))
+METHODS = tuple(f"group.{call}" for call in ("put", "state", "list", "remove", "fetch", "ack", "seek", "attach"))
 Then = Callable[[Group], None]
 Perf = Callable[[], dict[str, float]]
 
@@ -51,9 +53,10 @@ class Groups:
         self._diffs = diffs
         self._settling = settling
         self._timer = timer
+        self._streams = GroupStreams()
 
     def handlers(self) -> Mapping[str, Handler]:
-        calls = (self.put, self.state, self.page, self.remove, self.fetch, self.ack, self.seek)
+        calls = (self.put, self.state, self.page, self.remove, self.fetch, self.ack, self.seek, self.attach)
         return dict(zip(METHODS, calls, strict=True))
 
     # --- what there is --------------------------------------------------------------------------------------------
@@ -113,6 +116,7 @@ class Groups:
             done()
             return
         self._change(call, topic, core.removed(topic, group, self._engine.now()), done)
+        self._streams.end(topic, group, group_not_found(topic.name, name))
         self._engine.wake_readers(topic)
 
     def ack(self, call: Call) -> None:
@@ -143,6 +147,7 @@ class Groups:
             event = core.moved(topic, group, cursor, self._engine.now())
             is_moved = cursor != group.cursor
             self._change(call, topic, event, lambda: self._reply_place(call, topic, group, perf, moved=is_moved))
+            self._streams.moved(topic, group)
             self._engine.wake_readers(topic)
 
         core.takes_over(self._find(topic, name), request.consumer)
@@ -150,7 +155,7 @@ class Groups:
         self._when_told(call, topic, request.to, lambda: self._enter(call, topic, name, request.consumer, None, move))
 
     def _reply_place(self, call: Call, topic: Topic, group: Group, perf: Perf, *, moved: bool) -> None:
-        call.reply({"perf": perf()}, replies.group_moved(topic, group, moved=moved))
+        call.reply({"cursor": group.cursor, "perf": perf()}, replies.group_moved(topic, group, moved=moved))
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -163,6 +168,16 @@ class Groups:
             self._diffs.look(FetchLook(call, topic, group, request, wait_ms, group_not_found))
 
         self._enter(call, topic, name, request.consumer, request.start, look, back=request.take_over)
+
+    def attach(self, call: Call) -> None:
+        topic, name = self._topic_of(call)
+        head = read_head(call.head, AttachGroupHead)
+
+        def begin(group: Group) -> None:
+            self._engine.expire(topic)
+            self._streams.attach(topic, group, call, head)
+
+        self._enter(call, topic, name, head.consumer, head.start, begin, back=head.back)
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -196,6 +211,7 @@ class Groups:
         elif consumer is not None and core.takes_over(group, consumer, back=back):
             event = core.passed_on(topic, group, consumer, self._engine.now())
             self._change(call, topic, event, lambda: then(group))
+            self._streams.passed_on(topic, group)
             self._engine.wake_readers(topic)
         else:
             then(group)
@@ -256,7 +272,9 @@ class Groups:
         then()
 
     def topic_removed(self, topic: Topic) -> None:
-        """Its groups went with it. A call that waits is told by its look."""
+        """Its groups went with it. A fetch that waits is told by its look."""
+        for group in (topic.groups or {}).values():
+            self._streams.end(topic, group, errors.topic_not_found(topic.name))
         self._log.forget(topic)
 
 

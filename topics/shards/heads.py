@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from topics import limits
+from topics.core.groups import Where
 from topics.errors import invalid
 
 HeadT = TypeVar("HeadT", bound=msgspec.Struct)
@@ -54,6 +55,13 @@ class GroupHead(msgspec.Struct, frozen=True, gc=False):
     group: str
 
 
+class AttachGroupHead(GroupHead, frozen=True, gc=False):
+    consumer: Annotated[str, msgspec.Meta(min_length=1, max_length=limits.GROUP_CONSUMER_MAX)]
+    stream: Id
+    start: Where | None = None
+    back: bool = False
+
+
 class FollowHead(msgspec.Struct, frozen=True):
     topic: str
     from_seq: Count
@@ -67,6 +75,7 @@ class FollowHead(msgspec.Struct, frozen=True):
     tags: bool = False
     meta: bool = True
     data: bool = True
+    counted: bool = False  # the answer is to say how many records it has
 
 
 class PlacesHead(msgspec.Struct, frozen=True):

@@ -101,6 +101,10 @@ SeekBody = described(group_requests.SeekBody, "Where a group is to go on.", {})
 WatchBody = described(watching.WatchBody, "What to follow, and from where.", {})
 Subscribe = described(ws_frames.Subscribe, "Follow one `topic`, or several `topics`.", {})
 Unsubscribe = described(ws_frames.Unsubscribe, "Follow it no longer.", {})
+Credit = described(ws_frames.Credit, "Take so many more records.", {})
+WsAck = msgspec.defstruct(
+    "WsAck", [], bases=(ws_frames.Ack,), namespace={"__doc__": "The group of the subscription is done up to here."}
+)
 Publish = described(
     ws_frames.Publish,
     "An append; its fields are those of `AppendBody`.",

@@ -459,6 +459,8 @@ OPERATIONS |= {
 WEBSOCKET: Mapping[str, tuple[type[msgspec.Struct] | None, Mapping[str, Any]]] = {
     "subscribe": (bodies.Subscribe, {"op": "subscribe", "request_id": "s1", "topic": "orders", "tail": True}),
     "publish": (bodies.Publish, {"op": "publish", "request_id": "p1", "topic": "orders", "records": [{"data": 1}]}),
+    "credit": (bodies.Credit, {"op": "credit", "request_id": "c1", "topic": "orders", "n": 100}),
+    "ack": (bodies.WsAck, {"op": "ack", "request_id": "a1", "topic": "orders", "seq": 1}),
     "unsubscribe": (bodies.Unsubscribe, {"op": "unsubscribe", "request_id": "u1", "topic": "orders"}),
     "ping": (None, {"op": "ping", "request_id": "ping-1"}),
 }

@@ -194,6 +194,7 @@ def _queue_rules(bounds: Limits) -> Mapping[str, Rule]:
 def _group_rules() -> Mapping[str, Rule]:
     where = '"earliest", "latest", a seq to go on after, or {"ts": ms} for the records from that time on.'
     consumer = {"minLength": 1, "maxLength": limits.GROUP_CONSUMER_MAX}
+    credits = {"minimum": 0, "maximum": limits.WS_CREDITS_MAX}
     return {
         "group": ("The consumer group's name.", {}),
         "cursor_seq": ("The last seq that the group is done with; 0: none.", {"minimum": 0}),
@@ -205,6 +206,9 @@ def _group_rules() -> Mapping[str, Rule]:
         "from": (f"Where a group begins that this call creates: {where}", {}),
         "to": (where, {}),
         "GroupAckBody.seq": ("Everything up to this seq is done. Lower than the cursor: nothing moves.", U64),
+        "credits": ("How many records to send at most, until there are more credits; null: no limit.", credits),
+        "n": ("So many more records.", {"minimum": 1, "maximum": limits.WS_CREDITS_MAX}),
+        "WsAck.seq": ("Everything up to this seq is done. Lower than the cursor: nothing moves.", U64),
         "moved": ("Whether the cursor is another one now.", {}),
         "updated_ts": ("When its cursor last moved, in ms since 1970.", {}),
         "created_ts": ("When it was created, in ms since 1970.", {}),
