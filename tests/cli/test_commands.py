@@ -113,6 +113,38 @@ def test_a_time_instead_of_a_seq(topics: Commands) -> None:
         assert topics("topic", "diff", "timely", *wrong).returncode == 2
 
 
+def test_groups(topics: Commands) -> None:
+    topics.ok("topic", "append", "grouped", "1", "2", "3")
+    records = [json.loads(line) for line in topics.ok("group", "fetch", "grouped", "g", "--limit", "2").splitlines()]
+    assert [record["$seq"] for record in records] == [1, 2]
+    assert topics.ok("group", "ack", "grouped", "g", "2") == "g: at 2, 1 behind\n"
+    assert topics.ok("group", "ack", "grouped", "g", "1") == "g: still at 2, 1 behind\n"
+    assert topics.ok("group", "create", "grouped", "h", "--from", "latest") == "h: created, at 3\n"
+    assert topics.ok("group", "create", "grouped", "h") == "h: was there, at 3\n"
+    assert topics.ok("group", "ls", "grouped").split()[-5:] == ["h", "3", "3", "0", "–"]
+    rows = [json.loads(line) for line in topics.ok("group", "ls", "grouped", "--json").splitlines()]
+    assert [(row["group"], row["lag"]) for row in rows] == [("g", 1), ("h", 0)]
+    assert "group.g.lag" in topics.ok("topic", "show", "grouped")
+    for to in (("earliest",), ("0",), ("--ts", "1970-01-02T00:00Z")):
+        assert topics.ok("group", "seek", "grouped", "h", *to).endswith("at 0, 3 behind\n")
+    assert topics.ok("group", "seek", "grouped", "h", "latest") == "h: at 3, 0 behind\n"
+    for wrong in ((), ("soon",), ("1", "--ts", "1")):
+        assert topics("group", "seek", "grouped", "h", *wrong).returncode == 2
+    topics.ok("group", "fetch", "grouped", "g", "--consumer", "a")
+    page = json.loads(topics.ok("group", "fetch", "grouped", "g", "--consumer", "b", "--json"))
+    assert page["cursor_seq"] == 2
+    done = topics("group", "ack", "grouped", "g", "3", "--consumer", "a", "--json")
+    assert (done.returncode, json.loads(done.stderr)["error"]["code"]) == (5, "taken_over")
+    topics.ok("group", "fetch", "grouped", "g", "--consumer", "a", "--take-over")
+    shown = json.loads(topics.ok("group", "show", "grouped", "g", "--json"))
+    assert (shown["consumer"], shown["lag"]) == ("a", 1)
+    assert "consumer      a" in topics.ok("group", "show", "grouped", "g")
+    assert topics("group", "ack", "grouped", "g", "9").returncode == 1
+    assert topics.ok("group", "rm", "grouped", "g", "--yes") == "g: removed\n"
+    for gone in (("rm", "grouped", "g", "--yes"), ("show", "grouped", "g"), ("ls", "nothing")):
+        assert topics("group", *gone).returncode == 3
+
+
 def test_loss_is_said(topics: Commands) -> None:
     topics.ok("topic", "create", "small", "--cap-records", "2")
     topics.ok("topic", "append", "small", "1", "2", "3", "4")

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 import trio
 
-from topics.client import AsyncClient, Client, Job, Retries, Worker
+from topics.client import ApiError, AsyncClient, Client, Job, Retries, Worker
 from topics.testing.server import Server
 
 AT_ONCE = Retries(first_s=0.0, longest_s=0.0, total_s=10.0)
@@ -68,6 +68,34 @@ def test_what_a_cap_took_is_told(topics):
     assert gap["tombstone"]["reason"] == "cap"
     assert (gap["tombstone"]["gap_from"], gap["tombstone"]["gap_to"]) == (2, kept[0]["$seq"] - 1)
     assert kept[-1]["data"] == 4
+
+
+def test_groups(topics):
+    topics.append("grouped", [{"data": n} for n in range(4)])
+    page = topics.group_fetch("grouped", "g", limit=2, consumer="a", start="earliest")
+    assert [record["data"] for record in page["records"]] == [0, 1]
+    assert topics.group_ack("grouped", "g", page["next_from_seq"], consumer="a")["lag"] == 2
+    assert topics.group_seek("grouped", "g", "latest", consumer="b")["cursor_seq"] == 4
+    with pytest.raises(ApiError) as refused:
+        topics.group_fetch("grouped", "g", consumer="a")
+    assert (refused.value.status, refused.value.code) == (409, "taken_over")
+    assert topics.group("grouped", "g")["consumer"] == "b"
+    assert topics.put_group("grouped", "h", "latest")["created"]
+    assert [group["group"] for group in topics.groups("grouped")] == ["g", "h"]
+    assert topics.remove_group("grouped", "h")["deleted"]
+
+
+async def test_groups_with_trio(server):
+    async with AsyncClient(server.url) as topics:
+        await topics.append("trio-grouped", [{"data": n} for n in range(4)])
+        await topics.put_group("trio-grouped", "g")
+        page = await topics.group_fetch("trio-grouped", "g", wait_ms=1000)
+        assert len(page["records"]) == 4
+        assert (await topics.group_ack("trio-grouped", "g", 3))["lag"] == 1
+        assert (await topics.group_seek("trio-grouped", "g", {"ts": 0}))["cursor_seq"] == 0
+        assert (await topics.group("trio-grouped", "g"))["lag"] == 4
+        assert len(await topics.groups("trio-grouped")) == 1
+        assert (await topics.remove_group("trio-grouped", "g"))["deleted"]
 
 
 def test_routers(topics):

@@ -17,6 +17,7 @@ COMMANDS = {
     "topic": "topics.cli.topic:topic",
     "tail": "topics.cli.tail:tail",
     "queue": "topics.cli.queue:queue",
+    "group": "topics.cli.group:group",
     "router": "topics.cli.router:router",
     "keys": "topics.cli.keys:keys",
     "verify": "topics.cli.verify:verify",

@@ -100,6 +100,10 @@ def topic_path(name: str, action: str = "") -> str:
     return f"/v0/topics/{quote(name, safe='')}" + (f"/{action}" if action else "")
 
 
+def group_path(topic: str, group: str, action: str = "") -> str:
+    return topic_path(topic, f"groups/{quote(group, safe='')}" + (f"/{action}" if action else ""))
+
+
 def router_path(name: str) -> str:
     return f"/v0/routers/{quote(name, safe='')}"
 

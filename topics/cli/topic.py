@@ -121,6 +121,7 @@ def show(api: Api, as_json: bool, name: str) -> None:
     pairs(
         [(key, size(value) if key == "bytes" else value) for key, value in plain]
         + [(f"queue.{key}", value) for key, value in found.get("queue", {}).items()]
+        + [(f"group.{name}.lag", group["lag"]) for name, group in found.get("groups", {}).items()]
         + [(f"config.{key}", "–" if value is None else value) for key, value in found["config"].items()]
     )
 

@@ -116,6 +116,36 @@ class AsyncClient:
     ) -> dict[str, Any]:
         return await self.send(calls.settle(queue, "extend", node, jobs, lease_ms=lease_ms), retries)
 
+    # --- consumer groups --------------------------------------------------------------------------------------------
+
+    async def put_group(self, topic: str, group: str, start: Any = "earliest") -> dict[str, Any]:
+        """Create a group. `start` is "earliest", "latest", a seq to go on after, or {"ts": ms}."""
+        return await self.send(calls.put_group(topic, group, start))
+
+    async def group(self, topic: str, group: str) -> dict[str, Any]:
+        """Where it stands, how far it is behind, and who reads."""
+        return await self.send(calls.group_state(topic, group))
+
+    async def groups(self, topic: str) -> list[dict[str, Any]]:
+        """All groups of a topic."""
+        found: list[dict[str, Any]] = (await self.send(calls.list_groups(topic)))["groups"]
+        return found
+
+    async def remove_group(self, topic: str, group: str) -> dict[str, Any]:
+        return await self.send(calls.remove_group(topic, group))
+
+    async def group_fetch(self, topic: str, group: str, **fields: Any) -> dict[str, Any]:
+        """What the group is not done with; nothing moves. `fields` are those of the API, and `start` for its `from`."""
+        return await self.send(calls.group_fetch(topic, group, fields))
+
+    async def group_ack(self, topic: str, group: str, seq: int, *, consumer: str | None = None) -> dict[str, Any]:
+        """The group is done with everything up to `seq`."""
+        return await self.send(calls.group_ack(topic, group, seq, consumer))
+
+    async def group_seek(self, topic: str, group: str, to: Any, *, consumer: str | None = None) -> dict[str, Any]:
+        """Move it to "earliest", "latest", after a seq, or to a time, {"ts": ms}."""
+        return await self.send(calls.group_seek(topic, group, to, consumer))
+
     # --- routers --------------------------------------------------------------------------------------------------
 
     async def put_router(self, router: str, source: str, dest: str, **fields: Any) -> dict[str, Any]:

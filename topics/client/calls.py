@@ -142,6 +142,44 @@ def list_routers(prefix: str, cursor: str) -> Request:
     return Request("GET", "/v0/routers", query={name: value for name, value in query.items() if value})
 
 
+def group_path(topic: str, group: str, call: str = "") -> str:
+    return path_of(topic, f"groups/{quote(group, safe='')}" + (f"/{call}" if call else ""))
+
+
+def put_group(topic: str, group: str, start: Any) -> Request:
+    return Request("PUT", group_path(topic, group), {"from": start})
+
+
+def group_state(topic: str, group: str) -> Request:
+    return Request("GET", group_path(topic, group))
+
+
+def list_groups(topic: str) -> Request:
+    return Request("GET", path_of(topic, "groups"))
+
+
+def remove_group(topic: str, group: str) -> Request:
+    return Request("DELETE", group_path(topic, group))
+
+
+def group_fetch(topic: str, group: str, fields: Mapping[str, Any]) -> Request:
+    """`start` is the API's `from`, which is no name in Python."""
+    body = {"from" if name == "start" else name: value for name, value in fields.items() if value is not None}
+    return Request("POST", group_path(topic, group, "fetch"), body, wait_s=body.get("wait_ms", 0) / 1000)
+
+
+def group_ack(topic: str, group: str, seq: int, consumer: str | None) -> Request:
+    return Request("POST", group_path(topic, group, "ack"), _with_consumer({"seq": seq}, consumer))
+
+
+def group_seek(topic: str, group: str, to: Any, consumer: str | None) -> Request:
+    return Request("POST", group_path(topic, group, "seek"), _with_consumer({"to": to}, consumer))
+
+
+def _with_consumer(body: dict[str, Any], consumer: str | None) -> dict[str, Any]:
+    return body if consumer is None else body | {"consumer": consumer}
+
+
 def options(request: Request, timeout_s: float) -> dict[str, Any]:
     """For httpx."""
     timeout = httpx.Timeout(timeout_s, read=timeout_s + request.wait_s)
