@@ -145,6 +145,18 @@ def test_groups(topics: Commands) -> None:
         assert topics("group", *gone).returncode == 3
 
 
+def test_records_that_are_there_already_are_not_appended(topics: Commands) -> None:
+    assert topics.ok("topic", "append", "once", "1", "--dedup-key", "a") == "once: 1 records, seqs 1 to 1\n"
+    assert topics.ok("topic", "append", "once", "1", "--dedup-key", "a") == (
+        "once: 1 not appended: duplicates of seq 1\n"
+    )
+    lines = '{"data": 2, "dedup_key": "b"}\n{"data": 3, "dedup_key": "a"}\n'
+    assert topics.ok("topic", "append", "once", "--records", stdin=lines) == (
+        "once: 1 records, seqs 2 to 2; 1 not appended: duplicates of seq 1\n"
+    )
+    assert topics("topic", "append", "once", "1", "2", "--dedup-key", "a").returncode == 2
+
+
 def test_loss_is_said(topics: Commands) -> None:
     topics.ok("topic", "create", "small", "--cap-records", "2")
     topics.ok("topic", "append", "small", "1", "2", "3", "4")

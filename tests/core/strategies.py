@@ -156,7 +156,7 @@ def blocks(draw: st.DrawFn, max_size: int = 256) -> Block:
 def comparable(event: Event) -> object:
     """Blocks have no equality of their own."""
     if isinstance(event, Appended):
-        scalars = (event.topic_id, event.epoch, event.ts, event.first_seq, event.count, event.key)
+        scalars = (event.topic_id, event.epoch, event.ts, event.first_seq, event.count, event.key, event.dedups)
         return (Appended, scalars, [facts(block) for block in event.blocks])
     if isinstance(event, CreatedAndAppended):
         return (event.created, comparable(event.appended))

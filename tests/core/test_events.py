@@ -46,11 +46,14 @@ ranges = st.lists(u64, max_size=20).map(lambda seqs: SeqRanges.from_ascending(so
 def appended(draw: st.DrawFn) -> Appended:
     first_seq, ts = draw(st.integers(1, 2**62)), draw(st.integers(0, 2**62))
     blocks, seq = [], first_seq
-    for records in draw(st.lists(record_lists(30), min_size=1, max_size=3)):
+    for records in draw(st.lists(record_lists(30), max_size=3)):
         blocks.append(block_of(seq, ts, records))
         seq += len(records)
-    key = draw(st.just(b"") | st.binary(min_size=16, max_size=16))
-    return Appended(draw(u64), draw(u64), ts, first_seq, seq - first_seq, key, blocks)
+    count, digests = seq - first_seq, st.binary(min_size=16, max_size=16)
+    key = draw(st.just(b"") | digests if blocks else digests)
+    keyed = draw(st.sets(st.integers(0, count - 1))) if blocks else ()
+    dedups = tuple((index, draw(digests)) for index in sorted(keyed))
+    return Appended(draw(u64), draw(u64), ts, first_seq, count, key, blocks, dedups)
 
 
 any_event = st.one_of(
@@ -180,11 +183,22 @@ def test_blocks_that_do_not_add_up_are_refused():
     for event in (
         Appended(1, 1, 0, 1, 3, b"", blocks),
         Appended(1, 1, 0, 2, 2, b"", blocks),
-        Appended(1, 1, 0, 1, 0, b"", []),
+        Appended(1, 1, 0, 1, 1, bytes(16), []),
     ):
         kind, parts = encode_event(event)
         with pytest.raises(BadEvent, match="add up"):
             decode_event(kind, b"".join(parts))
+
+
+def test_dedup_keys_that_do_not_fit_are_refused():
+    block = block_of(1, 0, [Draft(b"{}", 0, b"", b"", 1, 0)])
+    for dedups in (((1, bytes(16)),), ((0, bytes(16)), (7, bytes(16)))):
+        kind, parts = encode_event(Appended(1, 1, 0, 1, 1, b"", [block], dedups))
+        with pytest.raises(BadEvent, match="do not fit"):
+            decode_event(kind, b"".join(parts))
+    kind, parts = encode_event(Appended(1, 1, 0, 1, 0, b"", []))
+    with pytest.raises(BadEvent, match="neither records nor a key"):
+        decode_event(kind, b"".join(parts))
 
 
 def test_fields_of_a_later_version_are_passed_over():

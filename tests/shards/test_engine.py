@@ -11,8 +11,9 @@ from topics.core.ranges import SeqRanges
 from topics.core.requests import decode_append
 from topics.errors import TopicsError
 from topics.limits import Limits
-from topics.shards import engine as engines
-from topics.testing.driver import Answer, Driver
+from topics.shards import keymemory
+from topics.testing.driver import Driver
+from topics.testing.outcomes import Answer
 from topics.testing.reference import Draft, Query
 
 
@@ -299,9 +300,157 @@ def test_at_the_bound_new_keys_are_throttled_until_a_window_has_passed(driver: D
     assert refused.value.code == errors.THROTTLED
     assert driver.append("t", records(1), key="k2").result.deduped  # known ones are still answered
     assert driver.append("t", records(1)).error is None
-    driver.clock.advance(engines.KEY_SWEEP_MS)
+    driver.clock.advance(keymemory.SWEEP_MS)
     driver.append("t", records(1), key="k3")
     driver.check_all()
+
+
+# --- dedup keys ---------------------------------------------------------------------------------------------------
+
+
+def keyed(*keys: str | None) -> bytes:
+    fields = [b'{"data":1}' if key is None else b'{"data":1,"dedup_key":"%b"}' % key.encode() for key in keys]
+    return b'{"records":[%b]}' % b",".join(fields)
+
+
+def test_duplicates_are_left_out_and_told(driver: Driver):
+    driver.append("t", [Draft(b"1", dedup="a"), Draft(b"2"), Draft(b"3", dedup="a"), Draft(b"4", dedup="b")])
+    driver.commit()
+    batch = [
+        Draft(b"5", dedup="b"),
+        Draft(b"6"),
+        Draft(b"7", dedup="c"),
+        Draft(b"8", dedup="c"),
+        Draft(b"9", dedup="a"),
+    ]
+    result = driver.append("t", batch).result
+    assert (result.first_seq, result.records, result.deduped) == (4, 2, False)
+    assert result.duplicates == ((0, 3), (3, 5), (4, 1))
+    driver.check_all()
+
+
+def test_a_write_of_duplicates_alone_takes_no_seq(driver: Driver):
+    call(driver, "t", keyed("a", "b"))
+    driver.commit()
+    before = driver.store.engine.log.last_lsn
+    result = call(driver, "t", keyed("b", "a")).result
+    assert (result.first_seq, result.records, result.head_seq, result.deduped) == (3, 0, 2, True)
+    assert result.duplicates == ((0, 2), (1, 1))
+    assert driver.store.engine.log.last_lsn == before
+    assert call(driver, "t", ONE).result.first_seq == 3
+
+
+def test_a_dedup_key_is_no_idempotency_key(driver: Driver):
+    call(driver, "t", keyed("k"))
+    driver.commit()
+    result = call(driver, "t", KEYED).result
+    assert (result.first_seq, result.deduped) == (2, False)
+
+
+@pytest.mark.parametrize("durability", ["fsync", "disk", "ephemeral"])
+def test_a_duplicate_of_a_write_on_its_way_waits_for_it(driver: Driver, durability: str):
+    put(driver, "t", durability=durability)
+    first = call(driver, "t", keyed("a", "b"))
+    again, mixed = call(driver, "t", keyed("b")), call(driver, "t", keyed(None, "a", "c"))
+    other = call(driver, "t", keyed("d"))
+    assert not again.given
+    assert not mixed.given
+    driver.commit()
+    assert first.result.records == 2
+    assert (again.result.records, again.result.duplicates) == (0, ((0, 2),))
+    assert (mixed.result.records, mixed.result.duplicates) == (2, ((1, 1),))
+    assert (other.result.first_seq, mixed.result.first_seq) == (3, 4)  # nobody waits without a reason
+    assert driver.topic("t").head_seq == 5
+    assert driver.store.engine.state.keys_coming == 0
+
+
+def test_a_poisoned_engine_refuses_duplicates_that_waited(driver: Driver):
+    driver.put("t", {"durability": "fsync"})
+    driver.commit()
+    waiting = [call(driver, "t", keyed("a", "b")), call(driver, "t", keyed("b")), call(driver, "t", keyed("a", "c"))]
+    driver.store.engine.poison("EIO")
+    assert [answer.error.code for answer in waiting if isinstance(answer.error, TopicsError)] == [errors.NOT_READY] * 3
+
+
+def test_a_dedup_key_is_remembered_for_the_window_and_no_longer(driver: Driver):
+    driver.append("t", [Draft(b"1", dedup="a")], config={"idempotency_window_ms": 100})
+    driver.commit()
+    driver.clock.advance(100)
+    assert driver.append("t", [Draft(b"2", dedup="a")]).result.duplicates == ((0, 1),)
+    driver.clock.advance(1)
+    assert driver.append("t", [Draft(b"3", dedup="a")]).result.first_seq == 2
+    assert driver.append("t", [Draft(b"4", dedup="a")]).result.duplicates == ((0, 2),)
+
+
+def test_a_deleted_record_is_still_the_one(driver: Driver):
+    driver.append("t", [Draft(b"1", dedup="a")])
+    driver.commit()
+    driver.delete("t", 2, None)
+    assert driver.append("t", [Draft(b"2", dedup="a")]).result.duplicates == ((0, 1),)
+
+
+def test_dedup_keys_survive_a_restart_and_a_crash(driver: Driver):
+    driver.append("t", [Draft(b"1", dedup="a"), Draft(b"2")], config={"durability": "fsync"})
+    driver.commit()
+    driver.restart()
+    driver.append("t", [Draft(b"3"), Draft(b"4", dedup="b")])
+    driver.commit()
+    for power_loss in (False, True):
+        driver.crash(1, power_loss=power_loss)
+        result = driver.append("t", [Draft(b"5", dedup="b"), Draft(b"6", dedup="a")]).result
+        assert (result.records, result.duplicates) == (0, ((0, 4), (1, 1)))
+    driver.check_all()
+
+
+def test_an_idempotency_key_and_dedup_keys_in_one_write(driver: Driver):
+    driver.append("t", [Draft(b"1", dedup="a")], config={"idempotency_window_ms": 100})
+    driver.commit()
+    batch = [Draft(b"1", dedup="a"), Draft(b"2", dedup="b"), Draft(b"2", dedup="b"), Draft(b"3")]
+    first = driver.append("t", batch, key="k").result
+    assert (first.first_seq, first.records, first.duplicates) == (2, 2, ((0, 1), (2, 2)))
+    again = driver.append("t", batch, key="k").result
+    assert again[1:3] == first[1:3]
+    assert (again.deduped, again.duplicates) == (True, first.duplicates)
+    driver.clock.advance(100)  # the window of "a" has passed for a write of later, not for this one
+    driver.check_all()
+
+
+def test_a_write_of_duplicates_alone_keeps_its_own_key(driver: Driver):
+    """Else it would be appended when its dedup keys are forgotten before it is sent again."""
+    driver.append("t", [Draft(b"1", dedup="a")], config={"idempotency_window_ms": 100})
+    driver.commit()
+    driver.clock.advance(60)
+    assert driver.append("t", [Draft(b"1", dedup="a")], key="k").result.duplicates == ((0, 1),)
+    driver.commit()
+    driver.clock.advance(60)
+    for _ in range(2):
+        again = driver.append("t", [Draft(b"1", dedup="a")], key="k").result
+        assert (again.first_seq, again.records, again.deduped, again.duplicates) == (2, 0, True, ())
+        driver.crash(2, power_loss=False)
+    assert driver.append("t", [Draft(b"1", dedup="a")]).result.first_seq == 2
+    driver.check_all()
+
+
+def test_dedup_keys_count_against_the_bound(driver: Driver, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(limits, "IDEMPOTENCY_KEYS_MAX", 4)
+    put(driver, "t", durability="fsync", idempotency_window_ms=50)
+    driver.commit()
+    call(driver, "t", keyed("a", "b"))
+    for body in (keyed("c", "d", "e"), keyed("c", "d", None, "e")):
+        with pytest.raises(TopicsError) as refused:  # those on their way count as well
+            call(driver, "t", body)
+        assert (refused.value.code, refused.value.detail["limit"]) == (errors.THROTTLED, "idempotency_keys")
+    driver.commit()
+    assert driver.store.engine.state.keys == 2
+    call(driver, "t", keyed("c", "d"))
+    driver.commit()
+    assert call(driver, "t", keyed("a", "d")).result.records == 0  # known ones are still answered
+    with pytest.raises(TopicsError):
+        call(driver, "t", keyed("a", "e"))
+    driver.clock.advance(keymemory.SWEEP_MS)
+    call(driver, "t", keyed("e"))
+    driver.commit()
+    assert driver.topic("t").head_seq == 5
 
 
 # --- classes ------------------------------------------------------------------------------------------------------

@@ -66,6 +66,7 @@ NAMES = (
     "snapshot.1",
     "slots.used",
     "heads.reg",
+    "wal/0000000003.wal",
 )
 SEGMENT_PATH, PACK_PATH, JOBS_PATH = NAMES[2], NAMES[4], NAMES[6]
 
@@ -102,6 +103,7 @@ def jobs(first_seq: int, ts: int) -> Block:
 CONFIG = intern(TopicConfig(ttl_ms=60_000, durability="fsync", priority=-5, dead_letter="jobs.dlq", auto_create=False))
 CREATED = TopicCreated(7, "jobs", 3, CONFIG, 1_700_000_000_000, 65_536, 1)
 MARK = Mark(8, 1_700_000_000_000_000, "s", 3, 2, 77, 20, 1_700_000_000_006, {"s->jobs": 12}, [(70, 71)])
+DEDUPS = ((0, bytes(range(16, 32))), (2, bytes(range(32, 48))))
 EVENTS: list[Event] = [
     CREATED,
     TopicUpdated(7, intern(TopicConfig(cap_records=10)), 1_700_000_000_001, 4),
@@ -118,6 +120,8 @@ EVENTS: list[Event] = [
         Appended(8, 4, 1_700_000_000_005, 1, 1, b"", [block(1, 1_700_000_000_005, 1)]),
     ),
     Marked([MARK]),
+    Appended(8, 4, 1_700_000_000_006, 2, 3, b"", [block(2, 1_700_000_000_006, 3)], DEDUPS),
+    Appended(8, 4, 1_700_000_000_007, 5, 0, bytes(range(16)), []),  # all its records were duplicates
     TopicRemoved(7),
     WentIdle(),
 ]
@@ -267,7 +271,7 @@ def test_the_golden_log_is_read(files):
     assert [(lsn, synced) for lsn, synced, _ in found] == [(lsn, lsn - 1) for lsn in range(1, len(EVENTS) + 1)]
     assert [comparable(event) for _, _, event in found] == [comparable(event) for event in EVENTS]
     assert report.damage == []
-    assert [number for number, _ in report.files] == [1, 2]
+    assert [number for number, _ in report.files] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("which", [0, 1, 2], ids=["segment", "pack", "jobs"])
@@ -333,7 +337,7 @@ def u(data: bytes, offset: int, size: int) -> int:
 
 
 def test_the_table_of_the_log():
-    for name, first_lsn in ((NAMES[0], 1), (NAMES[1], None)):
+    for name, first_lsn in ((NAMES[0], 1), (NAMES[1], None), (NAMES[-1], None)):
         data = golden(name)
         assert data[:8] == b"TOPICSWL"
         assert (u(data, 8, 4), u(data, 12, 4), data[32:56]) == (1, 0, bytes(24))
@@ -350,6 +354,24 @@ def test_the_table_of_the_log():
             at += 40 + length + -length % 8
         assert not data[at:].strip(b"\0")
     assert lsn == len(EVENTS) + 1
+
+
+def test_the_table_of_appends():
+    """Those with dedup keys, and the one that has a key alone."""
+    bodies = [b"".join(encode_event(event)[1]) for event in EVENTS if isinstance(event, Appended)]
+    found = {u(body, 24, 8): body for body in bodies if u(body, 0, 8) == 8}
+    assert [(u(body, 8, 8), u(body, 16, 8)) for body in found.values()] == [
+        (4, 1_700_000_000_006),
+        (4, 1_700_000_000_007),
+    ]
+    with_keys, key_alone = found[2], found[5]
+    assert (u(with_keys, 32, 4), with_keys[36], with_keys[37], u(with_keys, 38, 2)) == (3, 0, 1, 1)
+    assert u(with_keys, 40, 4) == 2
+    read = tuple((u(with_keys, at, 4), with_keys[at + 4 : at + 20]) for at in (44, 64))
+    assert read == DEDUPS
+    assert len(by_hand(with_keys, 84)["records"]) == 3
+    assert (u(key_alone, 32, 4), key_alone[36], key_alone[37], u(key_alone, 38, 2)) == (0, 16, 0, 0)
+    assert key_alone[40:] == bytes(range(16))
 
 
 def by_hand(data: bytes, at: int) -> dict[str, Any]:

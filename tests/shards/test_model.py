@@ -53,6 +53,16 @@ drafts = st.builds(
     tag=st.sampled_from(TAGS),
     node=st.sampled_from(NODES),
     meta=st.sampled_from((b"", b"", b'{"m":"1"}')),
+    dedup=st.none(),
+)
+# Few keys, so that most of them come again: in the same write, in later ones, in other topics.
+keyed = st.builds(
+    Draft,
+    data=st.sampled_from((b"1", b"null")),
+    tag=st.none(),
+    node=st.none(),
+    meta=st.just(b""),
+    dedup=st.sampled_from((None, "d1", "d2", "d3", "k1")),
 )
 batches = st.one_of(
     st.lists(drafts, min_size=1, max_size=4), st.builds(lambda d, n: [d] * n, drafts, st.integers(1, 300))
@@ -110,6 +120,11 @@ class ShardMachine(RuleBasedStateMachine):
     def append_one(self, name: str, draft: Draft) -> None:
         self.append(name, [draft], None, None)
 
+    @rule(name=st.sampled_from(NAMES), batch=st.lists(keyed, min_size=1, max_size=6), key=st.sampled_from((None, "k1")))
+    def append_keyed(self, name: str, batch: list[Draft], key: str | None) -> None:
+        if not self.driver.keys_coming(name) & {draft.dedup for draft in batch}:  # it would wait: see test_engine.py
+            self.append(name, batch, key, None)
+
     @rule(which=st.integers(0, 2), match=matches.filter(bool))
     def delete_matching(self, which: int, match: TagMatch) -> None:
         self.delete(which, None, match)
@@ -148,6 +163,7 @@ class ShardMachine(RuleBasedStateMachine):
             return None
         seen = self.driver.model.topics.get(name, ReferenceTopic(name, 0, caps))
         seen.expire(now)
+        batch, _ = seen.sift(batch, now, 0)
         waiting = self.driver.waiting_records(name)
         held_bytes = seen.bytes + sum(record.size for record in waiting)
         ts, next_seq = max(now, accepted.last_ts), accepted.head_seq + 1
@@ -276,6 +292,7 @@ class ShardMachine(RuleBasedStateMachine):
     @invariant()
     def a_reader_from_a_time_on_gets_what_is_that_new(self) -> None:
         for name, topic in self.driver.model.topics.items():
+            topic.expire(self.driver.now())
             ts = topic.last_ts + self.rng.choice((-60, -10, -1, 0, 1))
             at, texts, head = cursor_at(self.driver.topic(name), ts, self.driver.now()), [], -1
             while at != head:

@@ -45,6 +45,7 @@ class Renderer(NamedTuple):
     whole: bool
     tag: str | None
     meta: dict[str, str]
+    dedup_key: str | None = None
 
     def record(self, value: bytes, where: str) -> bytes:
         if self.text:
@@ -56,6 +57,8 @@ class Renderer(NamedTuple):
         fields: dict[str, Any] = {} if self.tag is None else {"tag": self.tag}
         if self.meta:
             fields["meta"] = self.meta
+        if self.dedup_key is not None:
+            fields["dedup_key"] = self.dedup_key
         return b'{"data":' + value + (b"," if fields else b"") + msgspec.json.encode(fields)[1:]
 
 
@@ -106,6 +109,20 @@ def batches(render: Renderer, lines: Iterator[tuple[bytes, str]], most: int) -> 
         read += len(value) + 1
     if texts:
         yield Batch(texts, number, read)
+
+
+def outcome(answer: dict[str, Any]) -> str:
+    """What an append did, in words."""
+    duplicates = answer.get("duplicates", [])
+    parts = []
+    if answer["count"]:
+        again = " (were there already)" if answer["deduped"] else ""
+        parts.append(f"{answer['count']} records, seqs {answer['first_seq']} to {answer['last_seq']}{again}")
+    if duplicates:
+        seqs = ", ".join(str(duplicate["seq"]) for duplicate in duplicates[:8])
+        more = ", …" if len(duplicates) > 8 else ""
+        parts.append(f"{len(duplicates)} not appended: duplicates of seq {seqs}{more}")
+    return "; ".join(parts) or "nothing was appended"
 
 
 def print_page(page: Page) -> None:

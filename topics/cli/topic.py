@@ -54,7 +54,7 @@ CONFIG_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("--cap-bytes", int, "At most so many bytes; 0 is any number."),
     ("--discard", click.Choice(["old", "reject"]), "What gives way in a full topic."),
     ("--priority", int, "Fixed priority, -1000 to 1000."),
-    ("--idempotency-window-ms", int, "How long idempotency keys are remembered."),
+    ("--idempotency-window-ms", int, "How long idempotency and dedup keys are remembered."),
     ("--lease-ms", int, "Queue: how long a claimed job is somebody's."),
     ("--claim-jitter-ms", int, "Queue: claims within this window share fairly."),
     ("--max-deliveries", int, "Queue: so many tries before the dead-letter topic."),
@@ -158,8 +158,11 @@ def remove(api: Api, as_json: bool, name: str, if_empty: bool, yes: bool) -> Non
     "--file", type=click.Path(path_type=Path, allow_dash=True), help="Read a value a line from here; - is stdin."
 )
 @click.option("--text", is_flag=True, help="Values are plain text, not JSON.")
-@click.option("--records", "whole", is_flag=True, help='Lines are whole records: {"data": …, "tag": …, "meta": …}.')
+@click.option(
+    "--records", "whole", is_flag=True, help='Lines are whole records: {"data": …, "tag": …, "dedup_key": …}.'
+)
 @click.option("--tag", help="Tag of every record.")
+@click.option("--dedup-key", help="A record with this key that is there already is not appended. For one record.")
 @click.option("--node", help="Node id of the writer.")
 @click.option("--meta", multiple=True, metavar="NAME=VALUE", help="A member of every record's meta.")
 @click.option("--idempotency-key", help="Sent again with the same key, it is written once. Batches get key-2, key-3 …")
@@ -186,7 +189,10 @@ def append(api: Api, as_json: bool, name: str, data: tuple[str, ...], **options:
         if sys.stdin.isatty():
             raise click.UsageError("nothing to append: give DATA, --file, or lines on stdin")
         file = Path("-")
-    render = records.Renderer(options["text"], options["whole"], options["tag"], _pairs(options["meta"]))
+    dedup_key: str | None = options["dedup_key"]
+    if dedup_key is not None and (len(data) != 1 or file is not None or options["whole"]):
+        raise click.UsageError("--dedup-key is of one DATA; with --records each line may have its own dedup_key")
+    render = records.Renderer(options["text"], options["whole"], options["tag"], _pairs(options["meta"]), dedup_key)
     fields = {name: options[name] for name in ("node", "idempotency_key", "create") if options[name] is not None}
     done = 0
     with records.open_lines(data, file) as (lines, total), progress(f"appending to {name}", total) as note:
@@ -198,8 +204,7 @@ def append(api: Api, as_json: bool, name: str, data: tuple[str, ...], **options:
                 line(answer)
             else:
                 found = msgspec.json.decode(answer)
-                again = " (were there already)" if found["deduped"] else ""
-                click.echo(f"{name}: {found['count']} records, seqs {found['first_seq']} to {found['last_seq']}{again}")
+                click.echo(f"{name}: {records.outcome(found)}")
     if not done:
         raise click.UsageError("nothing to append: the input is empty")
 

@@ -4,7 +4,8 @@ An event is one WAL frame: a kind and a body. `Appended` is laid out by hand bec
 msgpack arrays.
 
 Appended body: topic id u64, epoch u64, ts u64, first_seq u64, n u32, key length u8 (0 or 16), flags u8, blocks u16,
-then the key's digest, then the blocks' bodies one after another (see block.py).
+then the key's digest; with flag 1 the dedup keys: k u32, then k times index of the record u32, digest 16; then the
+blocks' bodies one after another (see blockform.py). Without records there are no blocks: the key alone is remembered.
 """
 
 import struct
@@ -24,6 +25,8 @@ from topics.core.residence import Kept
 CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH, MARKED = range(1, 11)
 _APPENDED = struct.Struct("<QQQQIBBH")
 _LENGTH = struct.Struct("<I")
+_DEDUP = struct.Struct("<I16s")
+_DEDUPS = 1  # flag of an append
 
 
 class BadEvent(ValueError):
@@ -65,6 +68,7 @@ class Appended(msgspec.Struct, frozen=True):
     count: int
     key: bytes  # digest of the idempotency key, or empty
     blocks: list[Block]
+    dedups: tuple[tuple[int, bytes], ...] = ()  # (index of the record, digest of its dedup_key)
 
     @property
     def size(self) -> int:
@@ -210,16 +214,24 @@ def _decode_created(fields: list[Any]) -> TopicCreated:
 
 
 def _encode_appended(event: Appended) -> list[bytes]:
+    dedups = event.dedups
     head = _APPENDED.pack(
-        event.topic_id, event.epoch, event.ts, event.first_seq, event.count, len(event.key), 0, len(event.blocks)
-    )
-    return [head, event.key, *[encode_body(block, event.topic_id, event.epoch) for block in event.blocks]]
+        event.topic_id, event.epoch, event.ts, event.first_seq, event.count, len(event.key),
+        _DEDUPS if dedups else 0, len(event.blocks),
+    )  # fmt: skip
+    blocks = [encode_body(block, event.topic_id, event.epoch) for block in event.blocks]
+    if dedups:
+        return [head, event.key, _LENGTH.pack(len(dedups)), *[_DEDUP.pack(*one) for one in dedups], *blocks]
+    return [head, event.key, *blocks]
 
 
 def _decode_appended(view: memoryview) -> Appended:
-    topic_id, epoch, ts, first_seq, count, key_len, _flags, block_count = _APPENDED.unpack_from(view)
+    topic_id, epoch, ts, first_seq, count, key_len, flags, block_count = _APPENDED.unpack_from(view)
     at = _APPENDED.size + key_len
     key = bytes(view[_APPENDED.size : at])
+    dedups: tuple[tuple[int, bytes], ...] = ()
+    if flags & _DEDUPS:
+        dedups, at = _decode_dedups(view, at, count)
     blocks = []
     for _ in range(block_count):
         try:
@@ -228,9 +240,22 @@ def _decode_appended(view: memoryview) -> Appended:
             raise BadEvent(str(error)) from error
         blocks.append(block)
         at += head.frame_len
-    if sum(map(len, blocks)) != count or not blocks or blocks[0].first_seq != first_seq:
+    if sum(map(len, blocks)) != count or (blocks and blocks[0].first_seq != first_seq):
         raise BadEvent("the blocks of an append do not add up")
-    return Appended(topic_id, epoch, ts, first_seq, count, key, blocks)
+    if not (blocks or key) or len(key) != key_len:
+        raise BadEvent("an append has neither records nor a key, or its key is cut off")
+    return Appended(topic_id, epoch, ts, first_seq, count, key, blocks, dedups)
+
+
+def _decode_dedups(view: memoryview, at: int, count: int) -> tuple[tuple[tuple[int, bytes], ...], int]:
+    """The dedup keys of an append of `count` records, and where they end."""
+    (number,) = _LENGTH.unpack_from(view, at)
+    at += _LENGTH.size
+    end = at + number * _DEDUP.size
+    dedups = tuple(_DEDUP.iter_unpack(view[at:end]))
+    if len(dedups) != number or any(index >= count for index, _ in dedups):
+        raise BadEvent("the dedup keys of an append do not fit its records")
+    return dedups, end
 
 
 def _pack(fields: list[Any]) -> bytes:

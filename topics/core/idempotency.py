@@ -1,4 +1,4 @@
-"""Remembered idempotency keys of one topic: key → the seqs its write was given.
+"""Remembered keys of one topic: idempotency key → the seqs its write was given, dedup key → the seq of its record.
 
 Keys are kept as 128-bit BLAKE2 digests, so a key costs the same whatever its length and nobody can make two collide.
 A key is forgotten only when its window has passed; the shard refuses new keys at its bound instead of dropping one.
@@ -24,6 +24,11 @@ class Remembered(NamedTuple):
 
 def digest_key(key: str) -> bytes:
     return blake2b(key.encode(), digest_size=16).digest()
+
+
+def digest_record_key(key: str) -> bytes:
+    """Of a `dedup_key`: never the digest of an idempotency key, although the two are kept side by side."""
+    return blake2b(key.encode(), digest_size=16, person=b"record").digest()
 
 
 class KeyWindow:

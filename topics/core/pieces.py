@@ -20,7 +20,7 @@ GUESSES_MAX = 8  # for one cut
 _HEAD_MAX = 4096
 _REACH = 2 * limits.MIB  # within which a record must end
 _HEAD = re.compile(rb'\s*\{\s*(?:"[^"\\]*"\s*:\s*(?:"[^"\\]*"|true|false|null)\s*,\s*)*"records"\s*:\s*\[')
-_CUT = re.compile(rb'\}\s*,(?=\s*\{\s*"(?:data|tag|node|meta)"\s*:)')
+_CUT = re.compile(rb'\}\s*,(?=\s*\{\s*"(?:data|tag|node|meta|dedup_key)"\s*:)')
 
 Record = TypeVar("Record")
 Rest = TypeVar("Rest")

@@ -4,7 +4,7 @@ The gateway closes an object after it has added `performance`, so these are "ope
 that have nothing to add.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -174,14 +174,23 @@ def topic_summary(topic: Topic, now_ms: int) -> bytes:
 
 
 def appended(
-    name: str, first_seq: int, count: int, head_seq: int, *, created: bool, deduped: bool, return_seqs: bool
+    name: str,
+    first_seq: int,
+    count: int,
+    head_seq: int,
+    *,
+    created: bool,
+    deduped: bool,
+    return_seqs: bool,
+    duplicates: Sequence[tuple[int, int]] = (),
 ) -> bytes:
+    """Seqs are of what was appended; `duplicates` are (index in the request, seq) of what was not."""
     seqs = (
         b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, first_seq + count)])
         if return_seqs
         else b""
     )
-    return b'{"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b' % (
+    return b'{"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b%b' % (
         quoted(name),
         first_seq,
         first_seq + count - 1,
@@ -190,7 +199,12 @@ def appended(
         count,
         b"true" if created else b"false",
         b"true" if deduped else b"false",
+        _duplicates(duplicates) if duplicates else b"",
     )
+
+
+def _duplicates(duplicates: Sequence[tuple[int, int]]) -> bytes:
+    return b',"duplicates":[%b]' % b",".join([b'{"index":%d,"seq":%d}' % one for one in duplicates])
 
 
 def sought(topic: Topic, ts: int, cursor: int) -> bytes:

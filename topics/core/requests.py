@@ -12,6 +12,7 @@ from msgspec import UNSET, UnsetType
 
 from topics import errors, limits
 from topics.core.config import ConfigPatch, parse_config
+from topics.core.idempotency import digest_record_key
 from topics.core.match import TagMatch, parse_match
 from topics.core.pieces import decode_pieces, is_utf8
 from topics.errors import TopicsError, invalid
@@ -29,6 +30,7 @@ class RecordIn(msgspec.Struct, frozen=True, gc=False):
     tag: str | None = None
     node: str | None = None
     meta: msgspec.Raw = _NO_RAW
+    dedup_key: str | None = None
 
 
 class AppendBody(msgspec.Struct, frozen=True):
@@ -68,6 +70,7 @@ class Append(msgspec.Struct, frozen=True):
     config: ConfigPatch | None
     disable_backpressure: bool
     may_configure: bool = True  # False: whoever sent this must not choose what a new topic is like
+    dedups: tuple[tuple[int, bytes], ...] = ()  # (index, digest) of the records that have a dedup_key (dedup.py)
 
 
 class Diff(msgspec.Struct, frozen=True):
@@ -127,8 +130,11 @@ def decode_append(
             f"{len(records)} records in one write; the limit is {bounds.batch_records}. Split the batch.",
             {"records": len(records), "max": bounds.batch_records},
         )
+    dedups = []
     for index, record in enumerate(records):
         _check_record(index, record, bounds)
+        if record.dedup_key is not None:
+            dedups.append((index, _dedup_digest(index, record.dedup_key)))
     if parsed.node is not None:
         check_node(parsed.node, "node", bounds)
     key = parsed.idempotency_key if parsed.idempotency_key is not None else header_key
@@ -137,7 +143,9 @@ def decode_append(
             f"idempotency_key must have 1 to {limits.IDEMPOTENCY_KEY_MAX} characters", field="idempotency_key"
         )
     config = parse_config(bytes(parsed.config), topic) if _given(parsed.config) else None
-    return Append(records, parsed.node, key, parsed.create, config, parsed.disable_backpressure, may_configure)
+    return Append(
+        records, parsed.node, key, parsed.create, config, parsed.disable_backpressure, may_configure, tuple(dedups)
+    )
 
 
 def _decode_append(body: bytes | memoryview, bounds: Limits) -> AppendBody:
@@ -168,6 +176,16 @@ def _check_record(index: int, record: RecordIn, bounds: Limits) -> None:
             )
     if record.node is not None:
         check_node(record.node, f"records[{index}].node", bounds, index=index)
+
+
+def _dedup_digest(index: int, key: str) -> bytes:
+    if not 1 <= len(key) <= limits.IDEMPOTENCY_KEY_MAX:
+        raise invalid(
+            f"records[{index}].dedup_key must have 1 to {limits.IDEMPOTENCY_KEY_MAX} characters",
+            index=index,
+            field="dedup_key",
+        )
+    return digest_record_key(key)
 
 
 def _check_meta(index: int, raw: bytes, bounds: Limits) -> int:

@@ -46,7 +46,8 @@ class ShardState:
         self.next_epoch = 1
         self.next_cell = 1  # cell 0 of the head register holds the boot mark
         self.free_cells: list[int] = []
-        self.keys = 0
+        self.keys = 0  # remembered, of all topics
+        self.keys_coming = 0  # of writes that wait for their sync
         self.now_ms = 0
         self.replaying = False
         self.damaged = False  # the log that is being replayed had a corrupt stretch
@@ -126,6 +127,20 @@ def find_key(topic: Topic, request: Append, now_ms: int) -> Remembered | None:
     return topic.keys.find(digest_key(request.key), now_ms, topic.config.idempotency_window_ms)
 
 
+def key_count(request: Append) -> int:
+    """How many keys the write would have remembered."""
+    return len(request.dedups) + (request.key is not None)
+
+
+def _check_keys(state: ShardState, count: int) -> None:
+    if state.keys + state.keys_coming + count > limits.IDEMPOTENCY_KEYS_MAX:
+        raise TopicsError(
+            errors.THROTTLED,
+            "too many idempotency and dedup keys are remembered; retry later or shorten idempotency_window_ms",
+            {"limit": "idempotency_keys", "max": limits.IDEMPOTENCY_KEYS_MAX, "retry_after_ms": 1000},
+        )
+
+
 def forget_keys(state: ShardState, now_ms: int) -> None:
     """Drop the keys whose window has passed from every topic; the others stay."""
     for topic in state.by_id.values():
@@ -136,21 +151,18 @@ def forget_keys(state: ShardState, now_ms: int) -> None:
 def decide_append(
     state: ShardState, topic: Topic, request: Append, now_ms: int, blocks: list[Block] | None = None
 ) -> Appended:
-    """The write as one event. Refuses before any seq is taken. `blocks` if they are rendered already."""
+    """The write, which has been sifted, as one event. Refuses before any seq is taken. `blocks` if they are rendered
+    already."""
     key = digest_key(request.key) if request.key is not None else b""
-    if key and state.keys >= limits.IDEMPOTENCY_KEYS_MAX:
-        raise TopicsError(
-            errors.THROTTLED,
-            "too many idempotency keys are remembered; retry later or shorten idempotency_window_ms",
-            {"limit": "idempotency_keys", "max": limits.IDEMPOTENCY_KEYS_MAX, "retry_after_ms": 1000},
-        )
-    ts = blocks[0].base_ts if blocks is not None else max(now_ms, topic.last_ts)
+    if key or request.dedups:
+        _check_keys(state, key_count(request))
+    ts = blocks[0].base_ts if blocks else max(now_ms, topic.last_ts)
     if blocks is None:
         blocks = render_blocks(request.records, request.node, topic.next_seq, ts)
-    assert blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts
+    assert not blocks or (blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts)
     if topic.config.discard == "reject":
         check_room(topic, len(request.records), sum([block.size for block in blocks]))
-    return Appended(topic.id, topic.epoch, ts, topic.next_seq, len(request.records), key, blocks)
+    return Appended(topic.id, topic.epoch, ts, topic.next_seq, len(request.records), key, blocks, request.dedups)
 
 
 def check_room(topic: Topic, records: int, size: int) -> None:
@@ -253,16 +265,24 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     _bridge(state, topic, event.first_seq - 1)
     if event.first_seq <= topic.head_seq:
         return topic
-    topic.append(event.blocks, event.ts)
+    if event.blocks:
+        topic.append(event.blocks, event.ts)
     state.now_ms = max(state.now_ms, event.ts)
-    if event.key:
-        if topic.keys is None:
-            topic.keys = KeyWindow()
-        before = len(topic.keys)
-        topic.keys.forget_before(event.ts - topic.config.idempotency_window_ms)
-        topic.keys.add(event.key, Remembered(event.first_seq, event.count, event.ts))
-        state.keys += len(topic.keys) - before
+    if event.key or event.dedups:
+        _remember(state, topic, event)
     return topic
+
+
+def _remember(state: ShardState, topic: Topic, event: Appended) -> None:
+    if topic.keys is None:
+        topic.keys = KeyWindow()
+    before = len(topic.keys)
+    topic.keys.forget_before(event.ts - topic.config.idempotency_window_ms)
+    if event.key:
+        topic.keys.add(event.key, Remembered(event.first_seq, event.count, event.ts))
+    for index, digest in event.dedups:
+        topic.keys.add(digest, Remembered(event.first_seq + index, 1, event.ts))
+    state.keys += len(topic.keys) - before
 
 
 def _bridge(state: ShardState, topic: Topic, last: int) -> None:

@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from topics.core.block import Block
+from topics.core.dedup import Duplicates, Sifted
 from topics.core.events import Event
 from topics.core.topic import Topic
 
@@ -20,6 +22,14 @@ class Appending(NamedTuple):
     head_seq: int
     created: bool
     deduped: bool
+    duplicates: Duplicates = ()
+
+
+class Rendered(NamedTuple):
+    """A large write as it was made ready elsewhere, while nothing could come in between."""
+
+    sifted: Sifted
+    blocks: list[Block]
 
 
 class Pending(NamedTuple):

@@ -20,8 +20,8 @@ from topics.clock import Clock
 from topics.core import config as configs
 from topics.core import residence
 from topics.core import state as core
-from topics.core.block import Block
 from topics.core.config import ConfigPatch
+from topics.core.dedup import Duplicates, sift
 from topics.core.deletion import Deletion
 from topics.core.events import (
     Appended,
@@ -34,7 +34,6 @@ from topics.core.events import (
     TopicRemoved,
     WentIdle,
 )
-from topics.core.idempotency import digest_key
 from topics.core.names import is_hidden_name
 from topics.core.ranges import SeqRanges
 from topics.core.requests import Append
@@ -42,13 +41,12 @@ from topics.core.state import ShardState
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.ids import slot_of
-from topics.shards.answers import Appending, Done, Fail, Pending, Retries
+from topics.shards.answers import Appending, Done, Fail, Pending, Rendered, Retries
 from topics.shards.files import Register
 from topics.shards.graves import Graves
+from topics.shards.keymemory import KeyMemory
 from topics.shards.logqueue import LogQueue
 from topics.shards.quota import Holdings, Quota, disk_full, queue_full
-
-KEY_SWEEP_MS = 1000
 
 
 class Engine:
@@ -70,6 +68,7 @@ class Engine:
         self.holdings = Holdings(state)
         self.quota = Quota()
         self.graves = Graves()
+        self.memory = KeyMemory(state)
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
         self.poisoned: str | None = None
@@ -77,7 +76,6 @@ class Engine:
         self.space_bytes: int | None = None  # free for new data, None while unknown
         self._pending: deque[Pending] = deque()
         self._used_slots = set(used_slots)
-        self._keys_swept_ms = 0
 
     def now(self) -> int:
         """Wall-clock time that never goes back, so that `$ts` never does."""
@@ -146,19 +144,19 @@ class Engine:
         request: Append,
         done: Done,
         fail: Fail,
-        blocks: list[Block] | None = None,
+        rendered: Rendered | None = None,
     ) -> None:
         """`done(Appending)` when the write may be acked. Raises if it is refused.
 
-        `blocks` are the records, rendered while the topic was held (see `hold`) or was not there.
+        `rendered` is what was made of it while the topic was held (see `hold`) or was not there.
         """
         self.check_writable()
         now = self.now()
         topic = self.state.topics.get(name)
         if topic is None:
-            self._append_new(name, request, now, done, fail, blocks)
+            self._append_new(name, request, now, done, fail, rendered)
             return
-        if request.key is not None and self._deduplicated(topic, request, now, done, fail):
+        if (request.key is not None or request.dedups) and self._deduplicated(topic, request, now, done, fail):
             return
         if topic.parked is not None:  # its class may change before this write would be applied
             self._park(topic, lambda: self.append(name, request, done, fail), fail)
@@ -169,10 +167,17 @@ class Engine:
         if request.create is False and not topic.published:
             raise errors.topic_not_found(name, core.MAY_NOT_CREATE)
         self.expire(topic)
-        self._make_room_for_key(request, now)
-        event = core.decide_append(self.state, topic, request, now, blocks)
+        duplicates: Duplicates = ()
+        if request.dedups:
+            request, duplicates = rendered.sifted if rendered is not None else self.memory.sift(topic, request, now)
+            if not request.records and request.key is None:
+                done(Appending(name, topic.head_seq + 1, 0, topic.head_seq, False, True, duplicates))
+                return
+        if request.key is not None or request.dedups:
+            self.memory.make_room(request, now)
+        event = core.decide_append(self.state, topic, request, now, rendered.blocks if rendered is not None else None)
         self.admit(0, topic, event)
-        self._append(topic, event, done, fail)
+        self._append(topic, event, done, fail, duplicates)
 
     def hold(self, topic: Topic) -> tuple[int, int]:
         """Keep other writes off a topic while a large one is rendered elsewhere; the seq and ts it is to get."""
@@ -306,7 +311,7 @@ class Engine:
 
     # --- appending ------------------------------------------------------------------------------------------------
 
-    def _append(self, topic: Topic, event: Appended, done: Done, fail: Fail) -> None:
+    def _append(self, topic: Topic, event: Appended, done: Done, fail: Fail, duplicates: Duplicates) -> None:
         name, first_seq, count = topic.name, event.first_seq, event.count
         topic.next_seq = first_seq + count
         last_seq = topic.next_seq - 1
@@ -318,7 +323,7 @@ class Engine:
         def finish(_: Any) -> None:
             retries = self.settle(topic, event, size) if size is not None else ()
             self.register.set(topic.cell, last_seq)
-            done(Appending(name, first_seq, count, topic.head_seq, False, False))
+            done(Appending(name, first_seq, count, topic.head_seq, False, not count, duplicates))
             for retry in retries:
                 retry()
             self.wake_readers(topic)
@@ -334,9 +339,8 @@ class Engine:
         topic.pending_records += event.count
         topic.pending_bytes += size
         self.holdings.pended(topic, size)
-        if event.key:
-            topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
-            topic.pending_keys[event.key] = []
+        if event.key or event.dedups:
+            self.memory.pend(topic, event)
         return size
 
     def settle(self, topic: Topic, event: Appended, size: int) -> Retries:
@@ -344,7 +348,7 @@ class Engine:
         topic.pending_records -= event.count
         topic.pending_bytes -= size
         self.holdings.pended(topic, -size)
-        return topic.pending_keys.pop(event.key, []) if event.key and topic.pending_keys is not None else []
+        return self.memory.settle(topic, event) if event.key or event.dedups else []
 
     def apply_resident(self, topic: Topic, event: Event) -> Any:
         """An event that never reaches the log; its position is that of the topic's last logged event."""
@@ -371,12 +375,14 @@ class Engine:
         return last_seq > topic.ceiling or self.log.settled
 
     def _append_new(
-        self, name: str, request: Append, now: int, done: Done, fail: Fail, blocks: list[Block] | None
+        self, name: str, request: Append, now: int, done: Done, fail: Fail, rendered: Rendered | None
     ) -> None:
         config = core.config_of_new(name, request)
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
-        event = core.decide_append(self.state, draft, request, now, blocks)
+        sifted = rendered.sifted if rendered is not None else sift(request, None, draft.next_seq, now, 0)
+        blocks = rendered.blocks if rendered is not None else None
+        event = core.decide_append(self.state, draft, sifted.request, now, blocks)
         self.admit(1, draft, event)
         last_seq = event.first_seq + event.count - 1
         both: Event = created if config.durability == "ephemeral" else CreatedAndAppended(created, event)
@@ -386,7 +392,7 @@ class Engine:
                 self.apply_resident(topic, event)
             retries = self.settle(topic, event, size)
             self.register.set(topic.cell, last_seq)
-            done(Appending(name, event.first_seq, event.count, topic.head_seq, True, False))
+            done(Appending(name, event.first_seq, event.count, topic.head_seq, True, False, sifted.duplicates))
             for retry in retries:
                 retry()
             self.wake_readers(topic)
@@ -425,24 +431,14 @@ class Engine:
     # --- idempotency ----------------------------------------------------------------------------------------------
 
     def _deduplicated(self, topic: Topic, request: Append, now: int, done: Done, fail: Fail) -> bool:
-        """Answer a retry from memory, or make it wait for the original that is still on its way to disk."""
-        assert request.key is not None
-        waiting = topic.pending_keys.get(digest_key(request.key)) if topic.pending_keys is not None else None
-        if waiting is not None:
-            waiting.append(lambda: self.redo(lambda: self.append(topic.name, request, done, fail), fail))
+        """Answer a retry from memory, or make it wait for a key that is still on its way to disk."""
+        again = lambda: self.redo(lambda: self.append(topic.name, request, done, fail), fail)  # noqa: E731
+        if self.memory.waits(topic, request, again):
             return True
-        found = core.find_key(topic, request, now)
-        if found is None:
-            return False
-        done(Appending(topic.name, found.first_seq, found.records, topic.head_seq, False, True))
-        return True
-
-    def _make_room_for_key(self, request: Append, now: int) -> None:
-        """At the bound, drop what may be dropped in all topics, but look at them once a second at most."""
-        full = request.key is not None and self.state.keys >= limits.IDEMPOTENCY_KEYS_MAX
-        if full and now - self._keys_swept_ms >= KEY_SWEEP_MS:
-            self._keys_swept_ms = now
-            core.forget_keys(self.state, now)
+        answer = self.memory.recall(topic, request, now) if request.key is not None else None
+        if answer is not None:
+            done(answer)
+        return answer is not None
 
     # --- waiting --------------------------------------------------------------------------------------------------
 

@@ -103,7 +103,8 @@ def _event_fields(event: Event) -> Line:
     if isinstance(event, Appended):
         sizes = {"n": event.count, "blocks": len(event.blocks), "text_bytes": sum(len(b.text) for b in event.blocks)}
         shown = {name: fields[name] for name in ("topic_id", "epoch", "ts", "first_seq")}
-        return shown | sizes | ({"key": event.key.hex()} if event.key else {})
+        keys = {"key": event.key.hex()} if event.key else {}
+        return shown | sizes | keys | ({"dedup_keys": len(event.dedups)} if event.dedups else {})
     if "ranges" in fields and fields["ranges"] is not None:
         fields["n"] = fields.pop("ranges").count
     if "config" in fields:

@@ -32,8 +32,8 @@ import trio
 
 from topics import errors, limits
 from topics.core import replies
-from topics.core.block import Block
 from topics.core.config import ConfigPatch, parse_config
+from topics.core.dedup import Sifted, sift
 from topics.core.names import check_topic_name
 from topics.core.render import render_blocks
 from topics.core.requests import Append, decode_append, decode_delete, decode_diff
@@ -41,7 +41,7 @@ from topics.core.topic import SEQ_BASE, Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
-from topics.shards.answers import Appending, Done, Fail
+from topics.shards.answers import Appending, Done, Fail, Rendered
 from topics.shards.bodies import Bodies
 from topics.shards.committer import Committer
 from topics.shards.deletes import Deletes
@@ -275,11 +275,18 @@ class Service:
         clock = _Timer(self)
 
         def done(outcome: Appending) -> None:
-            name, first_seq, count, head_seq, created, deduped = outcome
+            name, first_seq, count, head_seq, created, deduped, duplicates = outcome
             topic = self._engine.state.topics.get(name)
             synced = not deduped and topic is not None and topic.config.durability == "fsync"
             body = replies.appended(
-                name, first_seq, count, head_seq, created=created, deduped=deduped, return_seqs=head.return_seqs
+                name,
+                first_seq,
+                count,
+                head_seq,
+                created=created,
+                deduped=deduped,
+                return_seqs=head.return_seqs,
+                duplicates=duplicates,
             )
             call.reply({"created": created, "perf": clock.perf(synced=synced)}, body)
 
@@ -305,34 +312,45 @@ class Service:
         from then on the write is made."""
         engine = self._engine
         if name not in engine.state.topics:
-            blocks = await self._render(request, SEQ_BASE, engine.now())
+            rendered = await self._render(sift(request, None, SEQ_BASE, 0, 0), SEQ_BASE, engine.now())
             if name not in engine.state.topics:  # else somebody else made it meanwhile, and its seqs have begun
                 self.check_open()
-                engine.append(name, request, done, fail, blocks)
+                engine.append(name, request, done, fail, rendered)
                 return
-        while (topic := engine.state.topics.get(name)) is not None and topic.held is not None:
-            released = trio.Event()
-            topic.held.append(released.set)
-            await released.wait()
+        topic = await self._turn_on(name, request)
         self.check_open()
         if topic is None or topic.removing:
             engine.append(name, request, done, fail)
             return
         first_seq, ts = engine.hold(topic)
-        rendered: list[Block] | None = None
+        ready: Rendered | None = None
 
         def write() -> None:
             self.check_open()
-            engine.append(name, request, done, fail, rendered)
+            engine.append(name, request, done, fail, ready)
 
         try:
+            sifted = engine.memory.sift(topic, request, engine.now())
             with trio.CancelScope(shield=True):
-                rendered = await self._render(request, first_seq, ts)
+                ready = await self._render(sifted, first_seq, ts)
         finally:
             engine.release(topic, lambda: engine.redo(write, fail))
 
-    async def _render(self, request: Append, first_seq: int, ts: int) -> list[Block]:
-        return await trio.to_thread.run_sync(render_blocks, request.records, request.node, first_seq, ts)
+    async def _turn_on(self, name: str, request: Append) -> Topic | None:
+        """The topic, when nobody holds it and no key of the write is on its way."""
+        while (topic := self._engine.state.topics.get(name)) is not None:
+            over = trio.Event()
+            if topic.held is not None:
+                topic.held.append(over.set)
+            elif not self._engine.memory.waits(topic, request, over.set):
+                break
+            await over.wait()
+        return topic
+
+    async def _render(self, sifted: Sifted, first_seq: int, ts: int) -> Rendered:
+        request = sifted.request
+        blocks = await trio.to_thread.run_sync(render_blocks, request.records, request.node, first_seq, ts)
+        return Rendered(sifted, blocks)
 
     # --- diff and delete ------------------------------------------------------------------------------------------
 

@@ -5,9 +5,10 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from topics.core.idempotency import digest_key, digest_record_key
 from topics.core.requests import quoted
 from topics.core.topic import Topic
-from topics.testing.reference import Draft, Found, Page, Query, ReferenceTopic, Settings
+from topics.testing.reference import DEDUP, Draft, Found, Page, Query, ReferenceTopic, Settings
 
 
 class Mismatch(AssertionError):
@@ -69,11 +70,18 @@ def append_body(drafts: list[Draft], key: str | None, config: dict[str, Any] | N
         fields += [b'"tag":' + quoted(draft.tag)] if draft.tag is not None else []
         fields += [b'"node":' + quoted(draft.node)] if draft.node is not None else []
         fields += [b'"meta":' + draft.meta] if draft.meta else []
+        fields += [b'"dedup_key":' + quoted(draft.dedup)] if draft.dedup is not None else []
         parts.append(b"{" + b",".join(fields) + b"}")
     body = b'{"records":[' + b",".join(parts) + b"]"
     body += b',"idempotency_key":' + quoted(key) if key is not None else b""
     body += b',"config":' + json.dumps(config).encode() if config is not None else b""
     return body + b"}"
+
+
+def digest_of(key: str) -> bytes:
+    """Of a key as the model has it."""
+    kind, _, text = key.partition(":")
+    return digest_record_key(text) if kind == DEDUP else digest_key(key)
 
 
 def expect(actual: object, expected: object, *what: object) -> None:

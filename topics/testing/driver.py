@@ -12,7 +12,6 @@ from typing import Any, Self
 
 from topics.core import diff, replies
 from topics.core.config import parse_config
-from topics.core.idempotency import digest_key
 from topics.core.match import TagMatch
 from topics.core.requests import Diff, decode_append, quoted
 from topics.core.tags import Pattern
@@ -25,39 +24,25 @@ from topics.shards.cold import ColdTier
 from topics.shards.files import Files
 from topics.shards.recovery import recover
 from topics.shards.store import Store
-from topics.testing.comparison import Mismatch, append_body, expect, found_of, page_body, queries, settings_of
+from topics.testing.comparison import (
+    Mismatch,
+    append_body,
+    digest_of,
+    expect,
+    found_of,
+    page_body,
+    queries,
+    settings_of,
+)
 from topics.testing.disk_monitor import MonitoredFiles, is_exempt
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
+from topics.testing.outcomes import Answer, FailedStart, Poisoned
 from topics.testing.reference import Draft, Entry, Found, Page, Query, Record, ReferenceShard, ReferenceTopic, Settings
 
 SMALL = Limits(segment_events=8, segment_bytes=4096)
+NO_TOPIC = ReferenceTopic("", 0, Settings())
 _END = object()
-
-
-class Poisoned(Exception):
-    """The log failed: this process takes no more writes and is to be restarted."""
-
-
-class FailedStart(Exception):
-    """A recovery could not read or write what it had to: this process ends."""
-
-
-class Answer:
-    """What a command was answered, as soon as it is."""
-
-    def __init__(self) -> None:
-        self.result: Any = None
-        self.error: Exception | None = None
-        self.given = False
-
-    def done(self, result: Any) -> None:
-        assert not self.given, "answered twice"
-        self.result, self.given = result, True
-
-    def fail(self, error: Exception) -> None:
-        assert not self.given, "answered twice"
-        self.error, self.given = error, True
 
 
 class Driver:
@@ -124,6 +109,11 @@ class Driver:
         waiting = [(e.ts, draft) for _, e, _ in self._waiting if e.topic == name for draft in e.drafts]
         return [Record(seq, ts, *draft) for seq, (ts, draft) in enumerate(waiting, head_seq + 1)]
 
+    def keys_coming(self, name: str) -> set[str]:
+        """Dedup keys of accepted writes that wait for their sync."""
+        waiting = [draft.dedup for _, e, _ in self._waiting if e.topic == name for draft in e.drafts]
+        return {key for key in waiting if key is not None}
+
     # --- commands -------------------------------------------------------------------------------------------------
 
     def put(self, name: str, config: dict[str, Any]) -> Answer:
@@ -151,20 +141,25 @@ class Driver:
             topic.expire(now)
         known = name in self.store.engine.state.topics
         remembered = topic.find_key(key, now) if topic is not None and key is not None else None
+        kept, duplicates = (topic or NO_TOPIC).sift(drafts, now, len(self.waiting_records(name)))
         resident = known and self.store.engine.state.topics[name].config.durability == "ephemeral"
         self.store.engine.append(name, request, answer.done, answer.fail)
-        if remembered is not None:
+        if topic is not None and remembered is not None:
             expect((answer.result.first_seq, answer.result.records, answer.result.deduped), (*remembered[:2], True))
+            expect(answer.result.duplicates, topic.retell(drafts, remembered, now), name, "told again")
+        elif topic is not None and not kept and key is None:
+            expect(answer.result, Appending(name, topic.head_seq + 1, 0, topic.head_seq, False, True, duplicates))
         elif resident:
-            self._enter(self.model.append(name, drafts, now, key, resident=True), answer, before)
+            self._enter(self.model.append(name, kept, now, key, duplicates, resident=True), answer, before)
         elif self.store.engine.log.last_lsn == before:
             expect(answer.given, False)  # a retry that waits for its original
         elif not known:
             settings = Settings.of(config or {})
-            entry = self.model.create_and_append(name, self._new_epoch(name), settings, drafts, now, key)
+            entry = self.model.create_and_append(name, self._new_epoch(name), settings, kept, now, key)
+            entry.duplicates = duplicates
             self._enter(entry, answer, before)
         else:
-            self._enter(self.model.append(name, drafts, now, key), answer, before)
+            self._enter(self.model.append(name, kept, now, key, duplicates), answer, before)
         return answer
 
     def delete(self, name: str, before_seq: int | None, match: TagMatch | None) -> Answer:
@@ -238,6 +233,7 @@ class Driver:
             result = answer.result
             if isinstance(result, Appending):
                 self.model.note_ack(entry.topic, result.first_seq + result.records - 1)
+                expect((result.records, result.duplicates), (len(entry.drafts), entry.duplicates), entry.topic)
         self._waiting = still
 
     def _check_durable(self, lsn: int) -> None:
@@ -450,9 +446,8 @@ class Driver:
             expect(getattr(topic, field), getattr(expected, field), topic.name, field)
         expect(settings_of(topic), expected.settings, topic.name, "config")
         for key in expected.keys:
-            found = (
-                topic.keys.find(digest_key(key), self.now(), topic.config.idempotency_window_ms) if topic.keys else None
-            )
+            digest, window_ms = digest_of(key), topic.config.idempotency_window_ms
+            found = topic.keys.find(digest, self.now(), window_ms) if topic.keys else None
             expect(found, expected.find_key(key, self.now()), topic.name, "key", key)
         assert topic.evict_floor <= topic.earliest_seq <= topic.head_seq + 1
 

@@ -19,12 +19,15 @@ because nothing is left that could tell.
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from topics.core.match import TagMatch
 
 DEFAULT_WINDOW_MS = 120_000
+DEDUP = "dedup"  # what dedup keys are called among the others: "dedup:…"
+
+Told = tuple[tuple[int, int], ...]  # duplicates: (index in the write, seq)
 
 
 class Record(NamedTuple):
@@ -34,6 +37,7 @@ class Record(NamedTuple):
     tag: str | None
     node: str | None
     meta: bytes
+    dedup: str | None = None
 
     def text(self, *, tags: bool = False, data: bool = True, meta: bool = True) -> bytes:
         """The record as a reader gets it."""
@@ -60,6 +64,7 @@ class Draft(NamedTuple):
     tag: str | None = None
     node: str | None = None
     meta: bytes = b""
+    dedup: str | None = None
 
 
 class Page(NamedTuple):
@@ -117,7 +122,7 @@ class ReferenceTopic:
         self.last_ts = 0
         self.evicted: dict[int, str] = {}  # seq -> cap | ttl
         self.holes: dict[int, str] = {}  # seq -> reason
-        self.keys: dict[str, tuple[int, int, int]] = {}  # key -> first seq, count, ts
+        self.keys: dict[str, tuple[int, int, int]] = {}  # key -> first seq, count, ts; dedup keys have their own prefix
         self.resident_from = 1 if self.is_resident else 0  # while `ephemeral`, and since it last was
         self.left: tuple[int, int] | None = None  # records from when it last was, if the update before ended that
 
@@ -155,17 +160,47 @@ class ReferenceTopic:
         if all(ttls):
             self._lose((seq for seq, r in self.live.items() if now_ms - r.ts > max(ttls)), "ttl")
 
-    def append(self, drafts: Iterable[Draft], ts: int, key: str | None) -> None:
-        self.expire(ts)
+    def append(self, drafts: Sequence[Draft], ts: int, key: str | None) -> None:
         first = self.head_seq + 1
-        for draft in drafts:
-            self.head_seq += 1
-            self.live[self.head_seq] = Record(self.head_seq, ts, *draft)
-        self.last_ts = max(self.last_ts, ts)
+        new = {f"{DEDUP}:{draft.dedup}": (seq, 1, ts) for seq, draft in enumerate(drafts, first) if draft.dedup}
         if key is not None:
-            self.keys = {k: known for k, known in self.keys.items() if ts - known[2] <= self.settings.window_ms}
-            self.keys[key] = (first, self.head_seq - first + 1, ts)
-        self._enforce_caps()
+            new[key] = (first, len(drafts), ts)
+        if new:
+            self.keys = {k: known for k, known in self.keys.items() if ts - known[2] <= self.settings.window_ms} | new
+        if drafts:
+            self.expire(ts)
+            for draft in drafts:
+                self.head_seq += 1
+                self.live[self.head_seq] = Record(self.head_seq, ts, *draft)
+            self.last_ts = max(self.last_ts, ts)
+            self._enforce_caps()
+
+    def sift(self, drafts: Sequence[Draft], now_ms: int, coming: int) -> tuple[list[Draft], Told]:
+        """What is left of a write, and what its duplicates map to; `coming` records are accepted and not seen yet."""
+        kept: list[Draft] = []
+        told: dict[int, int] = {}
+        seqs: dict[str, int] = {}
+        for index, draft in enumerate(drafts):
+            if draft.dedup is not None:
+                known = self.find_key(f"{DEDUP}:{draft.dedup}", now_ms)
+                if known is not None or draft.dedup in seqs:
+                    told[index] = known[0] if known is not None else seqs[draft.dedup]
+                    continue
+                seqs[draft.dedup] = self.head_seq + coming + len(kept) + 1
+            kept.append(draft)
+        return kept, tuple(told.items())
+
+    def retell(self, drafts: Sequence[Draft], first: tuple[int, int, int], now_ms: int) -> Told:
+        """The duplicates of a write that is sent again, those that are still known."""
+        own = set(range(first[0], first[0] + first[1]))
+        told: dict[int, int] = {}
+        for index, draft in enumerate(drafts):
+            known = self.find_key(f"{DEDUP}:{draft.dedup}", now_ms) if draft.dedup is not None else None
+            if known is not None and known[0] in own:
+                own.discard(known[0])
+            elif known is not None:
+                told[index] = known[0]
+        return tuple(told.items())
 
     def update(self, settings: Settings, ts: int) -> None:
         self.becoming = None
@@ -277,6 +312,7 @@ class Entry:
     resident: bool = False  # never logged
     at_once: bool = False  # it ends an `ephemeral` time: seen before it is acked
     drafts: "tuple[Draft, ...]" = ()  # the records it appends
+    duplicates: Told = ()  # and those that it did not
     ts: int = 0
     stored: bool = False  # it ended an `ephemeral` time, and a checkpoint has stored what came in that
     lost: bool = False  # as before, and a crash took that
@@ -322,10 +358,12 @@ class ReferenceShard:
 
         return self._log("create", name, change)
 
-    def append(self, name: str, drafts: list[Draft], ts: int, key: str | None, *, resident: bool = False) -> Entry:
+    def append(
+        self, name: str, drafts: list[Draft], ts: int, key: str | None, told: Told = (), *, resident: bool = False
+    ) -> Entry:
         change = lambda topics: topics[name].append(drafts, ts, key)  # noqa: E731
         entry = self._log(f"append {len(drafts)}", name, change, resident=resident)
-        entry.drafts, entry.ts = tuple(drafts), ts
+        entry.drafts, entry.ts, entry.duplicates = tuple(drafts), ts, told
         return entry
 
     def create_and_append(

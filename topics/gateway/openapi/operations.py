@@ -144,7 +144,8 @@ OPERATIONS: dict[str, Operation] = {
     "topic.append": Operation(
         "small ones.",
         "Append records",
-        "All of them, with seqs in a row, or none. 201 if this created the topic. A `config` takes the scope admin.",
+        "All of them, with seqs in a row, or none; but for duplicates by `dedup_key`, which are left out and listed. "
+        "201 if this created the topic. A `config` takes the scope admin.",
         parameters=(
             Parameter("return_seqs", "Whether every seq is listed.", {**BOOL, "default": True}, True),
             Parameter(
@@ -167,6 +168,7 @@ OPERATIONS: dict[str, Operation] = {
                 "create": True,
                 "config": {"ttl_ms": 60000},
             },
+            "each once": {"records": [{"data": 1, "dedup_key": "evt-1"}, {"data": 2, "dedup_key": "evt-1"}]},
         },
         answers={200: replies.Appended, 201: replies.Appended},
         shown={

@@ -125,6 +125,13 @@ class TopicRemoved(Answer, kw_only=True):
     routers_removed: list[str]
 
 
+class Duplicate(msgspec.Struct):
+    """A record that was not appended: one with its `dedup_key` is there."""
+
+    index: int
+    seq: int
+
+
 class Appended(Answer, kw_only=True):
     topic: str
     first_seq: int
@@ -134,6 +141,7 @@ class Appended(Answer, kw_only=True):
     count: int
     created: bool
     deduped: bool
+    duplicates: list[Duplicate] | UnsetType = UNSET
 
 
 class Record(msgspec.Struct, kw_only=True):

@@ -74,7 +74,14 @@ _SHOWN: Mapping[str, Rule] = {
     "caught_up": ("Nothing more right now. The only reliable sign of that.", {}),
     "tombstone": ("A gap that this read crossed.", {}),
     "lag": ("How many seqs are behind the cursor.", {"minimum": 0}),
-    "deduped": ("The idempotency key was seen before: these are the seqs of then, and nothing was appended.", {}),
+    "deduped": (
+        "Nothing was appended: the idempotency key was seen before, these are the seqs of then; or every record is a "
+        "duplicate.",
+        {},
+    ),
+    "duplicates": ("Records that were not appended; absent if there are none.", {}),
+    "Duplicate.index": ("Its place in `records`, from 0.", {"minimum": 0}),
+    "Duplicate.seq": ("The record with the same `dedup_key`.", {"minimum": 1}),
     "lease_id": ("Names this delivery; give it back to be fenced off if the job went to somebody else.", {}),
     "deadline": ("When the lease ends, in ms since 1970.", {}),
     "deliveries": ("How often the job was delivered, this time included.", {"minimum": 1}),
@@ -104,7 +111,7 @@ def _topic_rules() -> Mapping[str, Rule]:
         "priority": ("Higher is served first under pressure. Clamped to ±1000. Null: by recency of reads.", {}),
         "auto_priority": ("With no priority, take it from the last read.", {}),
         "auto_create": ("Whether a write may create this topic.", {}),
-        "idempotency_window_ms": ("How long idempotency keys are remembered.", U64),
+        "idempotency_window_ms": ("How long idempotency and dedup keys are remembered.", U64),
         "dedupe_node": ("Whether readers can leave out what they wrote themselves.", {}),
         "lease_ms": ("How long a lease lasts; clamped to 100 … 86400000.", {}),
         "claim_jitter_ms": ("Claims wait this long and share what there is evenly; clamped to 0 … 5000.", {}),
@@ -162,6 +169,10 @@ def _write_rules(bounds: Limits) -> Mapping[str, Rule]:
         ),
         "idempotency_key": (
             "The same write again is answered like the first time, and not appended.",
+            {"minLength": 1, "maxLength": limits.IDEMPOTENCY_KEY_MAX},
+        ),
+        "dedup_key": (
+            "Of records with the same key one is appended, within the topic's `idempotency_window_ms`.",
             {"minLength": 1, "maxLength": limits.IDEMPOTENCY_KEY_MAX},
         ),
         "create": ("Whether this write may create the topic; null: as its `auto_create` says.", {}),
