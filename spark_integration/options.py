@@ -34,6 +34,7 @@ _KNOWN = [
     "pushFilters",
     "lostAsRows",
     "retrySeconds",
+    "gzip",
     "create",
     "config",
     "txnAppId",
@@ -56,6 +57,7 @@ class Server:
     url: str
     token: str | None
     retry_s: float
+    gzip: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,9 @@ def _server(options: Mapping[str, str]) -> Server:
     if not re.fullmatch(r"https?://[^/\s]+/?", url):
         raise BadOption(f"url must be http://host:port, not {url!r}")
     retry_s = options.get("retryseconds", "60")
+    gzip = _flag(options, "gzip", False)
     try:
-        return Server(url.rstrip("/"), options.get("token") or None, float(retry_s))
+        return Server(url.rstrip("/"), options.get("token") or None, float(retry_s), gzip)
     except ValueError:
         raise BadOption(f"retrySeconds must be a number, not {retry_s!r}") from None
 

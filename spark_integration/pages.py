@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import (
     DataType,
@@ -90,7 +91,7 @@ def _seqs(records: Sequence[Record], type_: pa.DataType) -> pa.Array:
 
 
 def _instants(records: Sequence[Record], type_: pa.DataType) -> pa.Array:
-    return pa.array([record.ts * 1000 for record in records], pa.int64()).view(type_)
+    return pc.multiply(pa.array([record.ts for record in records], pa.int64()), 1000).view(type_)
 
 
 def _metas(records: Sequence[Record], type_: pa.DataType) -> pa.Array:

@@ -33,6 +33,7 @@ def test_a_topic_is_cut_into_partitions_and_read_exactly(spark, server, topics, 
     frame = source(spark, server, topic=name, minPartitions=3, maxRecordsPerPartition=1200, fetchSize=70).load()
     assert frame.rdd.getNumPartitions() == 5
     assert numbers(frame) == kept
+    assert numbers(source(spark, server, topic=name, gzip="true").load()) == kept
 
 
 def test_several_topics_a_pattern_and_a_missing_one(spark, server, topics, name):
