@@ -166,6 +166,7 @@ INFLATE_THREADS = 4  # each may hold an inflated body that is not counted yet
 GZIP_MIN_BYTES = 1 * KIB  # smaller answers are not worth compressing
 GZIP_THREAD_BYTES = 32 * KIB  # above this, compression and inflation happen in a thread
 HTTP_KNOWN_PATHS = 4096  # whose routes are remembered; then all are forgotten
+COMPACT_MS = 600_000  # a shard may take so long for a compaction
 CALL_DEADLINE_MS = 30_000  # a shard that does not answer this long counts as down
 READY_DEADLINE_MS = 1_000  # a shard that says nothing this long counts as down in a readiness probe
 METRICS_DEADLINE_MS = 250

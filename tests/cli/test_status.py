@@ -74,6 +74,20 @@ def test_a_shard_is_restarted_and_waited_for(topics: Commands) -> None:
     assert (done.returncode, "there is no shard 9" in done.stderr) == (1, True)
 
 
+def test_a_compaction_says_what_it_freed(topics: Commands) -> None:
+    for turn in range(3):
+        topics.ok("topic", "append", "compacted", json.dumps({"turn": turn}))
+        topics.server.ask_shard(0, "checkpoint")
+        topics.server.ask_shard(1, "checkpoint")
+    topics.ok("topic", "rm", "compacted", "--yes")
+    told = json.loads(topics.ok("compact", "--json"))
+    assert told["segments_removed"] >= 1
+    assert told["bytes_used"] > told["bytes_freed"] > 0
+    assert topics.ok("compact").startswith("freed 0 B: 0 segments")
+    done = topics("compact", "--data-dir", "/nowhere")
+    assert (done.returncode, "no server runs on /nowhere" in done.stderr) == (6, True)
+
+
 def test_a_watch_is_an_object_a_look(topics: Commands) -> None:
     process = topics.start("status", "--watch", "--interval", "0.1", "--json")
     assert process.stdout is not None

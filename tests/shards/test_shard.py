@@ -11,6 +11,7 @@ import trio
 
 from topics import errors
 from topics.errors import TopicsError
+from topics.limits import Limits
 from topics.rpc.connection import Connection
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.testing.faulty_files import FaultyFiles
@@ -21,9 +22,11 @@ ONE = b'{"records":[{"data":1}]}'
 
 
 @asynccontextmanager
-async def serving(files: Any) -> AsyncIterator[tuple[Shard, Connection, list[BaseException]]]:
+async def serving(
+    files: Any, bounds: Limits | None = None
+) -> AsyncIterator[tuple[Shard, Connection, list[BaseException]]]:
     """A shard that serves a memory connection; what ended it is in the list."""
-    shard = Shard(files)
+    shard = Shard(files, bounds)
     stop = trio.Event()
     ended: list[BaseException] = []
 

@@ -23,6 +23,7 @@ COMMANDS = {
     "verify": "topics.cli.verify:verify",
     "inspect": "topics.cli.inspect:inspect",
     "pipeline": "topics.cli.pipeline:pipeline",
+    "compact": "topics.cli.compact:compact",
     "backup": "topics.cli.backup:backup",
     "restore": "topics.cli.backup:restore",
     "bench": "topics.cli.bench:bench",

@@ -26,19 +26,22 @@ def find_socket(directory: Path) -> str:
         raise Failure(UNREACHABLE, f"cannot look into {directory}: {error.strerror}", "unreachable") from None
     if holder is None:
         raise Failure(UNREACHABLE, f"no server runs on {directory}; --data-dir names another", "unreachable")
+    if not holder.run_dir:
+        said = f"no server runs on {directory}: a program with topics.open (pid {holder.pid}) uses it, or was killed"
+        raise Failure(UNREACHABLE, said, "unreachable")
     return os.path.join(holder.run_dir, SOCKET)
 
 
-def ask(socket: str, method: str, head: dict[str, Any] | None = None) -> dict[str, Any]:
+def ask(socket: str, method: str, head: dict[str, Any] | None = None, deadline_ms: int = DEADLINE_MS) -> dict[str, Any]:
     import trio
 
-    result = trio.run(_ask, socket, method, head or {})
+    result = trio.run(_ask, socket, method, head or {}, deadline_ms)
     if isinstance(result, Failure):
         raise result
     return result
 
 
-async def _ask(socket: str, method: str, head: dict[str, Any]) -> dict[str, Any] | Failure:
+async def _ask(socket: str, method: str, head: dict[str, Any], deadline_ms: int) -> dict[str, Any] | Failure:
     import trio
 
     from topics.errors import TopicsError
@@ -48,9 +51,9 @@ async def _ask(socket: str, method: str, head: dict[str, Any]) -> dict[str, Any]
     async with trio.open_nursery() as nursery:
         try:
             connection = await connect_unix(socket, nursery)
-            result = dict((await connection.call(method, head, deadline_ms=DEADLINE_MS)).head)
+            result = dict((await connection.call(method, head, deadline_ms=deadline_ms)).head)
         except PeerLost as error:
-            result = Failure(UNREACHABLE, f"the server's admin socket does not answer: {error.message}", "unreachable")
+            result = Failure(UNREACHABLE, f"{socket} does not answer: {error.message}", "unreachable")
         except TopicsError as error:
             result = Failure(REFUSED, error.message, error.code)
         nursery.cancel_scope.cancel()

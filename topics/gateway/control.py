@@ -18,8 +18,11 @@ FILE = "control"
 
 
 class ControlLock:
-    def __init__(self, run_dir: str) -> None:
-        self._fd = os.open(os.path.join(run_dir, FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    def __init__(self, run_dir: str | None) -> None:
+        """Without a run directory there is no other process."""
+        self._fd: int | None = None
+        if run_dir is not None:
+            self._fd = os.open(os.path.join(run_dir, FILE), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         self._here = trio.Lock()  # a flock does not tell the tasks of one process apart
 
     @asynccontextmanager
@@ -29,7 +32,8 @@ class ControlLock:
         try:
             yield
         finally:
-            fcntl.flock(self._fd, fcntl.LOCK_UN)
+            if self._fd is not None:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
             self._here.release()
 
     async def _take(self) -> None:
@@ -46,6 +50,8 @@ class ControlLock:
         raise TopicsError(errors.NOT_READY, message, {"retry_after_ms": 1000})
 
     def _try(self) -> bool:
+        if self._fd is None:
+            return True
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

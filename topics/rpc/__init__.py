@@ -5,6 +5,7 @@
     connection.py  the calling end                           open_calls.py  what a caller waits with
     server.py      the serving end                           calls.py       what a handler answers
     unix.py        sockets                                   peer.py        a peer that may come and go
+    local.py       a peer in the same process
     errors.py      what the RPC refuses or loses             failures.py    errors as they travel
 
 A connection has a calling and a serving end. Two processes that call each other have one connection each way; this is
@@ -25,6 +26,7 @@ from topics.rpc.errors import (
     TooManyCalls,
     VersionMismatch,
 )
+from topics.rpc.local import LocalPeer
 from topics.rpc.open_calls import Reply, Stream
 from topics.rpc.peer import Peer
 from topics.rpc.server import serve
@@ -33,6 +35,7 @@ from topics.rpc.wire import Body, Buffer
 
 __all__ = [
     "Peer",
+    "LocalPeer",
     "Connection",
     "Reply",
     "Stream",

@@ -31,7 +31,7 @@ CHECK_S = 0.05
 class Backups:
     """`parts` are the shard's once it is ready; it raises `not_ready` before."""
 
-    def __init__(self, parts: Parts, checkpoint: Callable[[], Awaitable[None]], still: trio.Lock, gate: Gate) -> None:
+    def __init__(self, parts: Parts, checkpoint: Callable[[], Awaitable[object]], still: trio.Lock, gate: Gate) -> None:
         self._parts = parts
         self._checkpoint = checkpoint
         self._still = still

@@ -68,7 +68,7 @@ def has_full_segment(topic: Topic, bounds: Limits) -> bool:
 
 
 class Relocator:
-    def __init__(self, store: Store, cold: ColdTier, checkpoint: Callable[[], Awaitable[None]]) -> None:
+    def __init__(self, store: Store, cold: ColdTier, checkpoint: Callable[[], Awaitable[object]]) -> None:
         self._store = store
         self._cold = cold
         self._checkpoint = checkpoint

@@ -25,6 +25,7 @@ from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot, expire_all
 from topics.shards.cold import ColdTier
 from topics.shards.cold_files import ColdFiles
 from topics.shards.committer import Committer, Threads
+from topics.shards.compaction import compact
 from topics.shards.files import Files
 from topics.shards.grouplog import GroupLog
 from topics.shards.heads import MetricsHead, read_head
@@ -67,8 +68,10 @@ class Shard:
         peers: Peers | None = None,
         cold: ColdFiles | None = None,
         wal_file_bytes: int = limits.WAL_FILE_BYTES,
+        own_process: bool = True,
     ) -> None:
-        """Without a `slot` on a board the shard is on its own: it has no caps and tells nobody what it holds."""
+        """Without a `slot` on a board the shard is on its own: it has no caps and tells nobody what it holds. In a
+        process that is not its own it leaves the garbage collector as it is."""
         self._slot = slot
         self._files = files
         self._bounds = bounds or Limits()
@@ -78,6 +81,8 @@ class Shard:
         self._cold = ColdTier(files, cold) if cold is not None else None
         self.relocator: Relocator | None = None
         self._wal_file_bytes = wal_file_bytes
+        self._own_process = own_process
+        self._closed = False
         self._progress = 0.0
         self._poisoned = trio.Event()
         self._reason = ""
@@ -91,6 +96,7 @@ class Shard:
             "health": self.health,
             "metrics": self.metrics,
             "checkpoint": self.checkpoint_now,
+            "compact": self.compact,
             **self._backups.handlers(),
             **{name: self._when_ready(name) for name in METHODS},
         }
@@ -150,6 +156,14 @@ class Shard:
 
         call.run(run)
 
+    def compact(self, call: Call) -> None:
+        store, _ = self._parts()
+
+        async def run() -> None:
+            call.reply(await compact(store, self._leave_log_file, self.checkpoint))
+
+        call.run(run)
+
     # --- life -----------------------------------------------------------------------------------------------------
 
     async def run(self, stop: trio.Event) -> None:
@@ -197,7 +211,8 @@ class Shard:
             if committer is not None:
                 committer.kick()
 
-        gc.disable()  # nothing that recovery makes is garbage
+        if self._own_process:
+            gc.disable()  # nothing that recovery makes is garbage
         store, sessions, queues, routers, groups = await trio.to_thread.run_sync(self._bring_back, note, wake)
         store.engine.space_bytes = self._files.free_bytes()
         if self._slot is not None:
@@ -207,8 +222,9 @@ class Shard:
         self.service = Service(store, committer, sessions, queues, routers, groups)
         routers.links.stored = self.stored
         self._served = self.service.handlers()
-        gc.freeze()
-        gc.enable()
+        if self._own_process:
+            gc.freeze()
+            gc.enable()
         self.ready.set()
 
     def _bring_back(
@@ -251,15 +267,25 @@ class Shard:
         await self.committer.flushed()
         await trio.to_thread.run_sync(self.committer.stop)
         self.store.close()
+        self._closed = True
+
+    def abandon(self) -> None:
+        """For a process that goes on although `run` failed: nothing touches the files any more when this returns. What
+        the disk has is what a crash would have left. Not in the loop: it may block."""
+        if self.store is not None and self.committer is not None and not self._closed:
+            self.committer.stop()
+            self.store.close()
 
     # --- beside the calls -----------------------------------------------------------------------------------------
 
-    async def checkpoint(self) -> None:
-        """One checkpoint; only one runs at a time. Cancellation waits until it is whole."""
+    async def checkpoint(self) -> bool:
+        """One checkpoint, and whether it was made; only one runs at a time. Cancellation waits until it is whole."""
         assert self.store is not None
+        done = False
         async with self._checkpoints:
             with trio.CancelScope(shield=True):
-                await self._checkpoint(self.store)
+                done = await self._checkpoint(self.store)
+        return done
 
     async def stored(self, topic: Topic) -> bool:
         """Whether a checkpoint has everything that is in a topic now; one is made for it if need be."""
@@ -291,7 +317,8 @@ class Shard:
         await in_slices(work.install())
         store.forget(work)
         await trio.to_thread.run_sync(work.sweep)
-        gc.freeze()
+        if self._own_process:
+            gc.freeze()
         return True
 
     async def _checkpoint_when_due(self) -> None:
@@ -318,18 +345,23 @@ class Shard:
 
         Then the log can be cut, and what was deleted goes. Else a full disk would stay so until a checkpoint is due.
         """
-        assert self.store is not None and self.committer is not None
+        assert self.store is not None
         store, engine, writer = self.store, self.store.engine, self.store.writer
         while True:
             await trio.sleep(MAKE_ROOM_S)
             short = engine.space_bytes is not None and engine.space_bytes < limits.SPACE_SHORT_BYTES
             if not short or not (engine.dirty or writer.grown or store.has_unused_files()):
                 continue
-            if writer.grown:
-                writer.leave_file = True
-                engine.go_idle(again=True)  # a frame for the new file, so that the old one is complete
-                await self.committer.flushed()
+            await self._leave_log_file()
             await self.checkpoint()
+
+    async def _leave_log_file(self) -> None:
+        """Go on in a new log file, so that a checkpoint can let the old one go."""
+        assert self.store is not None and self.committer is not None
+        if self.store.writer.grown:
+            self.store.writer.leave_file = True
+            self.store.engine.go_idle(again=True)  # a frame for the new file, so that the old one is complete
+            await self.committer.flushed()
 
     async def _keep_slot(self) -> None:
         """Tell the board how this shard is, and let go what expired in topics that nobody touches."""

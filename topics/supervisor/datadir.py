@@ -1,6 +1,7 @@
 """The data directory as the supervisor sees it: one server at a time, and a format it can read.
 
-    LOCK     flock'd while a server runs; {"pid": …, "run_dir": …} says which, and where its admin socket is
+    LOCK     flock'd while a server runs; {"pid": …, "run_dir": …} says which, and where its admin socket is. A program
+             that has it open for itself (topics/embedded) holds it, too, without a run directory
     FORMAT   "topics 1": the version of everything below; a newer one is refused
     SLOTS    see slotmap.py
     shard-00 …
@@ -39,7 +40,7 @@ class Holder(msgspec.Struct, frozen=True):
     """What LOCK says about the server that holds it."""
 
     pid: int
-    run_dir: str
+    run_dir: str  # empty: no server, but a program that has opened the directory for itself
 
 
 class DataDir:
@@ -111,6 +112,8 @@ def shared_data_dir(path: Path) -> Iterator[None]:
         yield
     except BlockingIOError:
         holder = _holder(fd)
+        if holder is not None and not holder.run_dir:
+            raise DataDirError(f"{_user(holder)} uses {path}: end it first, or look at a copy") from None
         who = f" (pid {holder.pid})" if holder else ""
         raise DataDirError(f"a server{who} runs on {path}: stop it first, or look at a copy") from None
     finally:
@@ -126,8 +129,7 @@ def _lock(path: Path, fd: int) -> None:
         except BlockingIOError:
             holder = _holder(fd)
             if (holder is not None and _alive(holder.pid)) or time.monotonic() > deadline:
-                who = f" (pid {holder.pid})" if holder else ""
-                raise DataDirError(f"another server{who} uses the data directory {path}") from None
+                raise DataDirError(f"{_user(holder)} uses the data directory {path}") from None
         except OSError as error:
             raise DataDirError(f"cannot lock {path / 'LOCK'}: {error.strerror}") from None
         time.sleep(0.02)  # it was killed and its children are about to end, or it has not yet said who it is
@@ -137,6 +139,12 @@ def _holder(fd: int) -> Holder | None:
     with suppress(msgspec.DecodeError):
         return msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
     return None
+
+
+def _user(holder: Holder | None) -> str:
+    if holder is None:
+        return "another server"
+    return f"another server (pid {holder.pid})" if holder.run_dir else f"a program with topics.open (pid {holder.pid})"
 
 
 def _alive(pid: int) -> bool:

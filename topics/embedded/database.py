@@ -1,0 +1,133 @@
+"""An open data directory, as methods that wait for their answers. From any thread; see `Api` for the calls.
+
+A request goes to the loop as the bytes that HTTP would carry, and what comes back is decoded here, in the caller's
+thread. Refusals are `TopicsError` with the codes of the API.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import msgspec
+
+from topics import errors
+from topics.client import calls
+from topics.client.api import Api
+from topics.client.calls import Record, Request
+from topics.client.retries import Retries
+from topics.embedded.instance import Instance
+from topics.embedded.loop import Loop, failed
+from topics.errors import TopicsError
+from topics.gateway.messages import Response
+
+_encode = msgspec.json.Encoder().encode
+_decode = msgspec.json.Decoder().decode
+_split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
+_split_records = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
+
+
+class Database(Api):
+    """Made by `topics.open`. A context manager: leaving it closes the database."""
+
+    def __init__(self, instance: Instance, loop: Loop, give_back: Callable[[], None]) -> None:
+        self._instance = instance
+        self._loop = loop
+        self._give_back = give_back
+        self._pid = os.getpid()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._end()
+        if kind is None:
+            self._raise_failure()
+
+    def close(self) -> None:
+        """Let calls under way finish, store everything, give the directory back. Raises if the storage has failed."""
+        self._end()
+        self._raise_failure()
+
+    # --- records --------------------------------------------------------------------------------------------------
+
+    def append(self, topic: str, records: Sequence[Record], **fields: Any) -> dict[str, Any]:
+        """As in `Api`; `data` may also be `bytes`, which are JSON already and are stored as they are. A writer that is
+        faster than the disk waits, unless it says `disable_backpressure=False`."""
+        fields.setdefault("disable_backpressure", True)
+        return super().append(topic, [_as_json(record) for record in records], **fields)
+
+    def diff(self, topic: str, from_seq: int = 0, *, raw: bool = False, **fields: Any) -> dict[str, Any]:
+        """As in `Api`. With `raw`, also of `read` and `follow`, `data` is the bytes that were appended."""
+        if not raw:
+            return super().diff(topic, from_seq, **fields)
+        answer = self._fetch(calls.diff(topic, from_seq, fields))
+        page = _split(answer)
+        records = [_keep_data(record) for record in _split_records(page.pop("records"))]
+        return {"records": records, **{name: _decode(text) for name, text in page.items()}}
+
+    def follow(self, topic: str, from_seq: int = 0, **fields: Any) -> Iterator[dict[str, Any]]:
+        """Every record after a cursor, and then every new one as it comes. Ends when the database is closed."""
+        try:
+            yield from super().follow(topic, from_seq, **fields)
+        except TopicsError as error:
+            if error.code != errors.SHUTTING_DOWN:
+                raise
+
+    # --- the directory --------------------------------------------------------------------------------------------
+
+    def compact(self) -> dict[str, int]:
+        """Give back now the files that nobody needs any more, which else happens by itself within about a minute.
+        What that was: `segments_removed`, `log_files_removed`, `bytes_freed`, and what is left: `bytes_used`."""
+        self._check_process()
+        return self._loop.call(self._instance.compact)
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def send(self, request: Request, retries: Retries | None = None) -> dict[str, Any]:
+        """One request. `retries` are for those who may lose one on the way. Raises TopicsError."""
+        answer: dict[str, Any] = _decode(self._fetch(request))
+        return answer
+
+    def _fetch(self, request: Request) -> bytes:
+        body = request.body if isinstance(request.body, bytes) else b"" if request.body is None else _dump(request.body)
+        response = self.exchange(request.method, request.path, request.query, body)
+        if response.status >= 400:
+            error = _decode(response.body + response.tail)["error"]
+            raise TopicsError(error["code"], error["message"], error.get("detail"))
+        return response.body + response.tail
+
+    def exchange(self, method: str, path: str, query: Mapping[str, Any], body: bytes) -> Response:
+        """Any request of the API but streams, and its answer in bytes."""
+        self._check_process()
+        args = path.encode(), urlencode(query).encode(), body
+        return self._loop.call(lambda: self._instance.answer(method, *args))
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise TopicsError(errors.NOT_READY, "a forked process has no database: open it where it is used")
+
+    def _end(self) -> None:
+        if os.getpid() == self._pid:
+            self._loop.stop()
+            self._give_back()
+
+    def _raise_failure(self) -> None:
+        if self._loop.failure is not None:
+            raise failed(self._loop.failure)
+
+
+def _keep_data(record: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
+    return {name: bytes(text) if name == "data" else _decode(text) for name, text in record.items()}
+
+
+def _as_json(record: Record) -> Record:
+    data = record.get("data")
+    return {**record, "data": msgspec.Raw(data)} if isinstance(data, bytes) else record
+
+
+def _dump(body: Mapping[str, Any]) -> bytes:
+    try:
+        return _encode(body)
+    except TypeError as error:
+        raise errors.invalid(f"this is not JSON: {error}") from None
