@@ -36,7 +36,8 @@ class GroupSubscription:
         self.consumer = (
             check_consumer(command.consumer) if command.consumer is not None else f"ws-{secrets.token_hex(8)}"
         )
-        self.cursor = 0  # where the group stands, as far as we know
+        self._cursor = 0  # where the group stands, as far as we know
+        self._acked = 0  # or up to here: acks that have no answer may have been made
         self._live = live
         self._peer = live.shards.peer_of(self.topic)
         self._first = {"start": msgspec.to_builtins(command.from_), "back": command.take_over}
@@ -47,7 +48,7 @@ class GroupSubscription:
     async def open(self) -> Standing:
         """Take the group; where to begin. Raises what the shard refuses it with."""
         place = await self._attach(self._first)
-        self.cursor = place.from_seq
+        self._cursor = self._acked = place.from_seq
         return place
 
     async def _attach(self, more: Mapping[str, Any]) -> Standing:
@@ -72,7 +73,7 @@ class GroupSubscription:
             while True:
                 try:
                     if self._call is None:
-                        self._compare(await self._attach({}), moved)
+                        self._go_on(await self._attach({}), moved)
                     pause_ms = 0
                     await self._listen(moved)
                 except TopicsError as error:
@@ -86,21 +87,24 @@ class GroupSubscription:
     async def _listen(self, moved: Callable[[Standing], None]) -> None:
         assert self._call is not None
         async for item in self._call:
-            place = _standing(item.head)
-            self.cursor = place.from_seq
-            moved(place)
+            self._move(_standing(item.head), moved)
 
-    def _compare(self, place: Standing, moved: Callable[[Standing], None]) -> None:
-        if place.from_seq != self.cursor:
-            self.cursor = place.from_seq
-            moved(place)
+    def _go_on(self, place: Standing, moved: Callable[[Standing], None]) -> None:
+        """After the shard was away. Nobody has moved the group if it stands where our own acks have brought it."""
+        if not self._cursor <= place.from_seq <= self._acked:
+            self._move(place, moved)
+
+    def _move(self, place: Standing, moved: Callable[[Standing], None]) -> None:
+        self._cursor = self._acked = place.from_seq
+        moved(place)
 
     async def ack(self, seq: int) -> Reply:
         """The shard's answer. Raises its refusal."""
         body = b'{"seq":%d,"consumer":%b}' % (seq, quoted(self.consumer))
         head = {"topic": self.topic, "group": self.group}
+        self._acked = max(self._acked, seq)
         reply = await self._live.shards.call(self.topic, "group.ack", head, body)
-        self.cursor = max(self.cursor, reply.head["cursor"])
+        self._cursor = reply.head["cursor"]
         return reply
 
     def close(self) -> None:
