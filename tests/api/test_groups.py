@@ -385,3 +385,26 @@ def test_groups_are_there_after_a_restart_and_after_a_kill(tmp_path, durability)
             assert (state["cursor_seq"], state["consumer"], state["head_seq"]) == (4, "two", 6)
             assert group.refused("fetch", 409, consumer="one")["code"] == "taken_over"
             assert [one["group"] for one in http.get("/v0/topics/t/groups").json()["groups"]] == ["g"]
+
+
+def test_a_group_of_a_topic_that_routers_lead_to(tmp_path):
+    """Copies are made again after a crash; the group is where it was."""
+    with Server(tmp_path, shards=2) as server, httpx.Client(timeout=20) as http:
+        server.start().wait_ready()
+        http.base_url = server.url
+        source, group = Group(http, "source"), Group(http, "copy")
+        http.put("/v0/topics/source", json={"durable": True})
+        http.put("/v0/topics/copy", json={"durable": True})
+        assert http.put("/v0/routers/r", json={"source": "source", "dest": "copy"}).status_code == 201
+        for n in range(20):
+            source.append(n)
+        wait_for(lambda: http.get("/v0/topics/copy").json()["head_seq"] == 20, "the copies")
+        assert group.fetch(limit=20, consumer="one") == list(range(1, 21))
+        assert group.ack(15, consumer="one") == 15
+        server.kill_all()
+        server.start().wait_ready()
+        http.base_url = server.url
+        assert group.state()["cursor_seq"] == 15
+        page = group.post("fetch", consumer="one", wait_ms=5000)
+        assert page["tombstone"] is None
+        assert [record["data"] for record in page["records"]] == [15, 16, 17, 18, 19]

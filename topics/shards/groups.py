@@ -34,7 +34,7 @@ from topics.shards.diffs import Diffs
 from topics.shards.fetches import FetchLook
 from topics.shards.group_streams import GroupStreams
 from topics.shards.grouplog import GroupLog
-from topics.shards.heads import AttachGroupHead, GroupHead, TopicHead, read_head
+from topics.shards.heads import AttachGroupHead, FetchHead, GroupHead, TopicHead, read_head
 from topics.shards.settling import Settling
 from topics.shards.store import Store
 
@@ -162,7 +162,7 @@ class Groups:
     def fetch(self, call: Call) -> None:
         topic, name = self._topic_of(call)
         request = decode_fetch(call.body, self._bounds)
-        wait_ms = request.query.wait_ms if call.head.get("wait", True) else 0
+        wait_ms = request.query.wait_ms if read_head(call.head, FetchHead).wait else 0
 
         def look(group: Group) -> None:
             self._diffs.look(FetchLook(call, topic, group, request, wait_ms, group_not_found))

@@ -55,6 +55,10 @@ class GroupHead(msgspec.Struct, frozen=True, gc=False):
     group: str
 
 
+class FetchHead(GroupHead, frozen=True, gc=False):
+    wait: bool = True  # as for diff
+
+
 class AttachGroupHead(GroupHead, frozen=True, gc=False):
     consumer: Annotated[str, msgspec.Meta(min_length=1, max_length=limits.GROUP_CONSUMER_MAX)]
     stream: Id
