@@ -20,12 +20,15 @@ from topics.errors import TopicsError
 from topics.testing.server import Server
 
 # What differs between two instances that do the same: time, and what is random.
-OWN = {"$ts", "performance", "last_write_ts", "last_read_ts", "effective_priority", "lease_id", "deadline", "ts"}
+OWN = {"$ts", "performance", "last_write_ts", "last_read_ts", "effective_priority", "created_ts", "updated_ts"}
 LONG_MS = 3_600_000
 
-names = st.sampled_from(["a", "b", "c"])
+names = st.sampled_from(["a", "b"])
 queues = st.sampled_from(["q", "r"])
 tags = st.sampled_from([None, "x", "x:1", "y"])
+groups = st.sampled_from(["g", "h", "none"])
+consumers = st.sampled_from([None, "one", "two"])
+places = ("earliest", "latest")
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
@@ -74,6 +77,10 @@ class Twins(RuleBasedStateMachine):
         self.client = Client(self.server.url)
         self.db = topics.open(Path(self.folder.name) / "data", shards=2)
         self.keys = 0
+        self.same(lambda api: api.put_topic("q", type="queue", lease_ms=LONG_MS))
+        self.append("a", [{"data": value} for value in range(4)], True)  # so that less is refused
+        self.append("q", [{"data": value} for value in range(4)], True)
+        self.same(lambda api: api.put_group("a", "g"))
 
     def teardown(self) -> None:
         if hasattr(self, "db"):
@@ -139,6 +146,28 @@ class Twins(RuleBasedStateMachine):
     def settle(self, name, worker, seqs, how):
         self.same(lambda api: getattr(api, how)(name, worker, seqs))
 
+    @rule(name=names, group=groups, limit=st.integers(1, 4), consumer=consumers, start=st.sampled_from(places))
+    def fetch(self, name, group, limit, consumer, start):
+        self.same(lambda api: api.group_fetch(name, group, limit=limit, consumer=consumer, start=start))
+
+    @rule(name=names, group=groups, seq=st.integers(0, 12), consumer=consumers)
+    def acknowledge(self, name, group, seq, consumer):
+        self.same(lambda api: api.group_ack(name, group, seq, consumer=consumer))
+
+    @rule(name=names, group=groups, place=st.sampled_from(places) | st.integers(0, 12))
+    def seek(self, name, group, place):
+        self.same(lambda api: api.group_seek(name, group, place))
+
+    @rule(name=names, group=groups, gone=st.booleans())
+    def look_at_groups(self, name, group, gone):
+        self.same(lambda api: api.remove_group(name, group) if gone else api.groups(name))
+
+    @rule(name=names, keys=st.lists(st.sampled_from([None, "e1", "e2", "e3"]), min_size=1, max_size=3))
+    def append_each_once(self, name, keys):
+        records = [{"data": key, "dedup_key": key} if key else {"data": None} for key in keys]
+        self.keys += 1
+        self.same(lambda api: api.append(name, records, idempotency_key=f"k{self.keys}"))
+
     @rule()
     def list_topics(self):
         self.same(lambda api: list(api.topics()))
@@ -159,6 +188,6 @@ def test_a_database_and_a_server_answer_alike(server):
     run_state_machine_as_test(
         Twins,
         settings=settings(
-            max_examples=15, stateful_step_count=30, deadline=None, suppress_health_check=checks, print_blob=True
+            max_examples=20, stateful_step_count=40, deadline=None, suppress_health_check=checks, print_blob=True
         ),
     )
