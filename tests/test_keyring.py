@@ -203,11 +203,12 @@ def test_authorise_names_what_is_missing():
 def test_the_table_of_routes():
     wanted = {
         READ: "topic.state topic.list topic.diff topic.seek router.state router.list watch.create watch.stream "
-        "ws.subscribe metrics",
+        "ws.subscribe ws.credit metrics group.state group.list group.fetch",
         WRITE: "topic.append ws.publish queue.ack queue.nack queue.extend",
-        DELETE: "topic.remove topic.delete router.remove",
+        DELETE: "topic.remove topic.delete router.remove group.remove",
         ADMIN: "topic.put router.put",
-        READ | WRITE: "queue.claim queue.work",
+        READ | WRITE: "queue.claim queue.work group.put group.ack group.seek ws.ack",
+        READ | WRITE | DELETE: "queue.redrive",
         WRITE | ADMIN: "topic.append_config ws.publish_config",
         0: "ws.open health ready openapi docs",
     }

@@ -54,6 +54,11 @@ def invalid(message: str, **detail: Any) -> TopicsError:
     return TopicsError(INVALID_REQUEST, message, detail)
 
 
+def not_a_queue(name: str) -> TopicsError:
+    message = f'topic "{name}" is a log, not a queue; only a topic made with "type":"queue" has jobs'
+    return TopicsError(NOT_A_QUEUE, message, {"topic": name})
+
+
 def topic_not_found(name: str, hint: str = "") -> TopicsError:
     """`hint` says why the request did not create it, and what would."""
     return TopicsError(TOPIC_NOT_FOUND, f'topic "{name}" does not exist{hint and ", " + hint}', {"topic": name})

@@ -289,6 +289,7 @@ ROUTE_SCOPES: Mapping[str, Access] = {
     "queue.ack": Access(WRITE),
     "queue.nack": Access(WRITE),
     "queue.extend": Access(WRITE),
+    "queue.redrive": Access(READ | WRITE | DELETE),  # read and delete for the topic in the path, write for the other
     "queue.work": Access(READ | WRITE, query_token=True),
     "group.put": Access(READ | WRITE),
     "group.state": Access(READ),

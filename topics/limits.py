@@ -56,6 +56,9 @@ CLAIM_JOBS_HARD_MAX = 10_000  # what an operator may set for one claim
 CLAIM_WAIT_MS_MAX = 30_000
 CLAIM_BYTES_MAX = 32 * MIB  # of the jobs of one claim together; one job is given whatever its size
 NACK_DELAY_MS_MAX = 86_400_000
+NACK_REASON_BYTES_MAX = 1024
+JOB_PRIORITY_MAX = 9
+JOB_DELAY_MS_MAX = 366 * 86_400_000  # how far ahead a job may be put off when it is written
 WORK_BATCH_BYTES = 1 * MIB  # of jobs pushed on a stream in one go
 WORK_GONE_MS = 500  # a stream whose queue is deleted waits this long to see what takes its place
 DEAD_LETTERS_PER_PASS = 256  # jobs that one claim finds due for the dead-letter topic at most
@@ -63,6 +66,9 @@ DEAD_LETTERS_AT_ONCE = 64  # of one shard, on their way
 DEAD_LETTER_WAIT_MS = 1_000  # a claim waits this long at most for what it found due
 DEAD_LETTER_RETRY_MIN_MS = 50  # while the dead-letter topic refuses a job, doubling up to the next line
 DEAD_LETTER_RETRY_MAX_MS = 5_000
+REDRIVE_DEFAULT = 1000  # dead letters that one call moves back
+REDRIVE_MAX = 10_000
+REDRIVE_WAIT_MS = 15_000  # it answers after this long at the latest; what is under way then goes on
 LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
 
 # --- consumer groups ----------------------------------------------------------------------------------------------

@@ -232,6 +232,17 @@ def test_a_dead_letter_must_lie_inside_the_prefixes(http):
     assert http.put("/v0/topics/tenant1:q", json=inside, headers=bearer("one")).status_code == 201
 
 
+def test_dead_letters_go_back_inside_the_prefixes_only(http):
+    path = "/v0/topics/tenant1:letters"
+    http.post(path, json={"records": [{"data": 1}]}, headers=bearer("full"))
+    http.put("/v0/topics/other.jobs", json={"type": "queue"}, headers=bearer("full"))
+    answer = http.post(f"{path}/redrive", json={"to": "other.jobs"}, headers=bearer("one"))
+    assert (answer.status_code, answer.json()["error"]["detail"]) == (403, {"name": "other.jobs"})
+    assert http.post(f"{path}/redrive", json={"to": "other.jobs"}, headers=bearer("writer")).status_code == 403
+    assert http.get(path, headers=bearer("full")).json()["count"] == 1
+    assert http.post(f"{path}/redrive", json={"to": "other.jobs"}, headers=bearer("full")).json()["moved"] == 1
+
+
 # --- other settings -----------------------------------------------------------------------------------------------
 
 

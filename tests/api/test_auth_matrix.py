@@ -34,6 +34,7 @@ SCOPES = {
     "POST /v0/topics/:topic/ack": WRITE,
     "POST /v0/topics/:topic/nack": WRITE,
     "POST /v0/topics/:topic/extend": WRITE,
+    "POST /v0/topics/:topic/redrive": READ | WRITE | DELETE,
     "GET /v0/topics/:topic/groups": READ,
     "GET /v0/topics/:topic/groups/:group": READ,
     "PUT /v0/topics/:topic/groups/:group": READ | WRITE,
@@ -107,6 +108,8 @@ def ask(http: httpx.Client, route: Route, name: str, headers: dict[str, str]) ->
         body = {"topics": {name: {}}}
     if title(route) == "PUT /v0/routers/:router":
         body = {"source": f"{name}.source", "dest": f"{name}.dest"}
+    if title(route) == "POST /v0/topics/:topic/redrive":
+        body = {"to": f"{name}.back"}
     query = QUERIES.get(title(route))
     return http.request(route.method, path_of(route, name), params=query, json=body, headers=headers)
 

@@ -59,6 +59,7 @@ def prepare(http: httpx.Client) -> None:
     assert http.put("/v0/routers/orders->audit", json={"source": "orders", "dest": "audit"}).status_code in (200, 201)
     assert http.post("/v0/topics/orders", json={"records": [{"data": n, "tag": "t"} for n in range(3)]}).is_success
     assert http.put("/v0/topics/orders/groups/billing", json={}).status_code in (200, 201)
+    assert http.put("/v0/topics/jobs.dead", json={}).status_code in (200, 201)
     assert http.post(
         "/v0/topics/jobs", json={"records": [{"data": n, "meta": {"a": "b"}} for n in range(3)]}
     ).is_success

@@ -53,7 +53,7 @@ def test_a_job_from_claim_to_ack(queue):
     job = answer["claimed"][0]
     assert (job["$seq"], job["data"], job["deliveries"]) == (1, {"n": 1}, 1)
     assert 0 < job["deadline"] - time.time() * 1000 <= 5000
-    assert queue.counts() == {"ready": 0, "in_flight": 2, "dead_lettered": 0}
+    assert queue.counts() == {"ready": 0, "in_flight": 2, "dead_lettered": 0, "scheduled": 0}
     extended = queue.post("extend", seqs=[1], lease_ms=60_000)
     assert (extended["extended"], extended["skipped"], list(extended["deadlines"])) == (1, [], ["1"])
     nacked = queue.post("nack", seqs=[2, 9])
@@ -148,14 +148,17 @@ def test_dead_letters_reach_their_topic_on_whatever_shard(queue, number):
     queue.make(max_deliveries=1, dead_letter=dead, lease_ms=100)
     queue.produce({"poison": True}, "fine")
     queue.post("claim")
-    queue.post("nack", seqs=[1])
+    queue.post("nack", seqs=[1], reason="bad input")
     assert [job["data"] for job in queue.post("claim", max=5)["claimed"]] == ["fine"]
     (record,) = queue.http.post(f"/v0/topics/{dead}/diff", json={}).json()["records"]
     assert record["data"] == {"poison": True}
-    assert record["meta"] == {
+    meta = record["meta"]
+    assert abs(int(meta.pop("$dead_letter_last_failure_ts")) - time.time() * 1000) < 60_000
+    assert meta == {
         "$dead_letter_from": queue.name,
         "$dead_letter_deliveries": "1",
         "$dead_letter_src_seq": "1",
+        "$dead_letter_reason": "bad input",
     }
     assert queue.counts()["dead_lettered"] == 1
 
@@ -178,3 +181,212 @@ def test_data_comes_out_of_a_claim_byte_for_byte(queue):
     queue.http.post(queue.path, content=body, headers={"content-type": "application/json"})
     answer = queue.http.post(queue.path + "/claim", json={"node": "w"}).content
     assert b'"data":{"x":  1.50,"y":"\\u00e9"},"meta":{ "k" : "v" }}' in answer
+
+
+# --- priorities, times, reasons ------------------------------------------------------------------------------------
+
+
+def write(queue: Queue, *records: dict[str, Any]) -> httpx.Response:
+    return queue.http.post(queue.path, json={"records": list(records)})
+
+
+def test_priorities_and_times_over_http(queue):
+    queue.make()
+    assert write(queue, {"data": "low"}, {"data": "high", "priority": 9}, {"data": "later", "delay_ms": 400}).is_success
+    assert queue.counts() == {"ready": 2, "in_flight": 0, "dead_lettered": 0, "scheduled": 1}
+    text = queue.http.get("/v0/metrics").text
+    assert f'topics_topic_queue_scheduled{{topic="{queue.name}"}} 1\n' in text
+    jobs = queue.post("claim", max=5)["claimed"]
+    assert [(job["data"], job.get("priority")) for job in jobs] == [("high", 9), ("low", None)]
+    (job,) = queue.post("claim", wait_ms=20_000)["claimed"]
+    assert (job["data"], job["deliveries"]) == ("later", 1)
+    assert time.time() * 1000 >= job["$ts"] + 400
+    assert queue.counts()["scheduled"] == 0
+
+
+def test_not_before_is_a_time_of_the_clock(queue):
+    queue.make()
+    moment = int(time.time() * 1000) + 300
+    assert write(queue, {"data": 1, "not_before": moment}).is_success
+    assert queue.post("claim")["claimed"] == []
+    assert queue.post("claim", wait_ms=20_000)["count"] == 1
+    assert time.time() * 1000 >= moment
+
+
+@pytest.mark.parametrize(
+    ("terms", "field"),
+    [
+        ({"priority": 10}, "priority"),
+        ({"priority": "high"}, "priority"),
+        ({"delay_ms": -5}, "delay_ms"),
+        ({"delay_ms": 10**15}, "delay_ms"),
+        ({"not_before": 10**17}, "not_before"),
+        ({"delay_ms": 1, "not_before": 1}, "delay_ms"),
+    ],
+)
+def test_bad_terms_are_refused_and_nothing_is_written(queue, terms, field):
+    queue.make()
+    error = envelope(write(queue, {"data": 1}, {"data": 2, **terms}), 400, "invalid_request")
+    assert (error["detail"]["index"], error["detail"]["field"]) == (1, field)
+    assert queue.counts() == {"ready": 0, "in_flight": 0, "dead_lettered": 0, "scheduled": 0}
+
+
+@pytest.mark.parametrize("terms", [{"priority": 1}, {"delay_ms": 1}, {"not_before": 1}])
+def test_logs_take_no_terms(queue, terms):
+    queue.http.put(queue.path, json={})
+    error = envelope(write(queue, {"data": 1, **terms}), 400, "invalid_request")
+    assert error["detail"] == {"index": 0, "field": next(iter(terms))}
+    assert '"type":"queue"' in error["message"]
+
+
+def test_a_nack_without_penalty_does_not_count(queue):
+    queue.make(max_deliveries=1, dead_letter=f"{queue.name}.dead")
+    queue.produce("x")
+    for _ in range(3):
+        assert queue.post("claim")["claimed"][0]["deliveries"] == 1
+        assert queue.post("nack", seqs=[1], penalty=False, reason="not now")["nacked"] == 1
+
+
+@pytest.mark.parametrize(("body", "field"), [({"reason": "x" * 1025}, "reason"), ({"penalty": 0}, "penalty")])
+def test_bad_nacks(queue, body, field):
+    queue.make()
+    queue.produce("x")
+    queue.post("claim")
+    answer = queue.http.post(queue.path + "/nack", json={"node": "w", "seqs": [1], **body})
+    assert envelope(answer, 400, "invalid_request")["detail"]["field"] == field
+    assert queue.counts()["in_flight"] == 1
+
+
+def test_jobs_grow_more_urgent_while_they_wait(queue):
+    queue.make(priority_age_ms=50)
+    write(queue, {"data": "old"})
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        time.sleep(0.02)
+        write(queue, {"data": "new", "priority": 2})
+        (job,) = queue.post("claim")["claimed"]
+        queue.post("ack", seqs=[job["$seq"]])
+        if job["data"] == "old":
+            return
+    raise AssertionError("the old job starved")
+
+
+# --- dead letters go back ------------------------------------------------------------------------------------------
+
+
+def bury(queue: Queue, dead: str, *data: Any, **record: Any) -> None:
+    """Make dead letters of jobs."""
+    queue.make(max_deliveries=1, dead_letter=dead)
+    write(queue, *({"data": one, **record} for one in data))
+    queue.post("claim", max=1000)
+    queue.post("nack", seqs=list(range(1, len(data) + 1)), reason="no")
+    wait_for(
+        lambda: not queue.post("claim", max=1)["claimed"] and queue.counts()["dead_lettered"] == len(data), "death"
+    )
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_dead_letters_go_back_from_whatever_shard(queue, number):
+    dead = f"{queue.name}.dead{number}"
+    bury(queue, dead, "a", "b", "c", meta={"trace": "9"}, priority=3, tag="t")
+    answer = queue.http.post(f"/v0/topics/{dead}/redrive", json={"to": queue.name, "match": "t", "limit": 2})
+    assert answer.status_code == 200, answer.text
+    fields = answer.json()
+    assert fields.pop("performance")["server_total_ms"] > 0
+    assert fields == {"topic": dead, "to": queue.name, "moved": 2, "remaining": 1, "pending": 0}
+    assert queue.http.post(f"/v0/topics/{dead}/redrive", json={"to": queue.name}).json()["moved"] == 1
+    assert queue.http.post(f"/v0/topics/{dead}/diff", json={}).json()["records"] == []
+    jobs = queue.post("claim", max=9)["claimed"]
+    assert {job["data"] for job in jobs} == {"a", "b", "c"}
+    for job in jobs:
+        assert (job["deliveries"], job["priority"], job["meta"], job["$tag"]) == (1, 3, {"trace": "9"}, "t")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code", "field"),
+    [
+        ({}, 400, "invalid_request", "to"),
+        ({"to": "not a name"}, 400, "invalid_request", "to"),
+        ({"to": "self"}, 400, "invalid_request", "to"),
+        ({"to": "queue", "limit": 0}, 400, "invalid_request", "limit"),
+        ({"to": "queue", "match": 5}, 400, "invalid_request", "match"),
+        ({"to": "queue", "all": True}, 400, "invalid_request", "all"),
+        ({"to": "log"}, 409, "not_a_queue", None),
+        ({"to": "gone"}, 404, "topic_not_found", None),
+    ],
+)
+def test_bad_redrives_move_nothing(queue, body, status, code, field):
+    queue.make()
+    dead, log = f"{queue.name}.dead", f"{queue.name}.log"
+    queue.http.put(f"/v0/topics/{log}", json={})
+    queue.http.post(f"/v0/topics/{dead}", json={"records": [{"data": 1}]})
+    names = {"self": dead, "queue": queue.name, "log": log, "gone": f"{queue.name}.gone"}
+    if isinstance(body.get("to"), str):
+        body = {**body, "to": names.get(body["to"], body["to"])}
+    error = envelope(queue.http.post(f"/v0/topics/{dead}/redrive", json=body), status, code)
+    assert error["detail"].get("field") == field
+    assert queue.http.get(f"/v0/topics/{dead}").json()["count"] == 1
+    assert queue.counts()["ready"] == 0
+
+
+def test_a_redrive_of_nothing_and_of_no_topic(queue):
+    queue.make()
+    envelope(queue.http.post(f"/v0/topics/{queue.name}.dead/redrive", json={"to": queue.name}), 404, "topic_not_found")
+    queue.http.put(f"/v0/topics/{queue.name}.dead", json={})
+    answer = queue.http.post(f"/v0/topics/{queue.name}.dead/redrive", json={"to": queue.name}).json()
+    assert (answer["moved"], answer["remaining"], answer["pending"]) == (0, 0, 0)
+
+
+def test_a_full_queue_refuses_and_the_dead_letters_stay(queue):
+    queue.make(cap_records=1, discard="reject")
+    dead = f"{queue.name}.dead"
+    queue.http.post(f"/v0/topics/{dead}", json={"records": [{"data": 1}, {"data": 2}]})
+    answer = queue.http.post(f"/v0/topics/{dead}/redrive", json={"to": queue.name})
+    assert envelope(answer, answer.status_code, "topic_full")["detail"]["moved"] == 1
+    assert queue.http.get(f"/v0/topics/{dead}").json()["count"] == 1
+
+
+# --- what LedgerQ documents, with ours ----------------------------------------------------------------------------
+
+
+def test_a_priority_queue_as_ledgerq_documents_it(queue):
+    """High before medium before low, each by id; one that is old enough is promoted."""
+    queue.make(priority_age_ms=100)
+    low, medium, high = 1, 5, 9
+    write(queue, *({"data": n, "priority": p} for n, p in enumerate([high, medium, low, low, high, medium, high], 1)))
+    order = []
+    for _ in range(7):
+        (job,) = queue.post("claim")["claimed"]
+        order.append(job["data"])
+        queue.post("ack", seqs=[job["$seq"]])
+    assert order[:3] == [1, 5, 7]
+    assert sorted(order) == list(range(1, 8))
+
+
+def test_the_retry_flow_of_ledgerq(queue):
+    """dequeue, nack with a reason until there were enough, to the dead letters with what is known, and requeue."""
+    dead = f"{queue.name}.dlq"
+    queue.make(max_deliveries=3, dead_letter=dead)
+    write(queue, {"data": "poison", "meta": {"h": "1"}}, {"data": "good"})
+    for attempt in range(1, 4):
+        job = next(job for job in queue.post("claim", max=2)["claimed"] if job["data"] == "poison")
+        assert job["deliveries"] == attempt
+        queue.post("nack", seqs=[1], reason=f"attempt {attempt}")
+        if attempt == 1:
+            queue.post("ack", seqs=[2])
+    assert queue.post("claim")["claimed"] == []
+    (letter,) = queue.http.post(f"/v0/topics/{dead}/diff", json={}).json()["records"]
+    failed = int(letter["meta"].pop("$dead_letter_last_failure_ts"))
+    assert abs(failed - time.time() * 1000) < 60_000
+    assert letter["meta"] == {
+        "h": "1",
+        "$dead_letter_from": queue.name,
+        "$dead_letter_src_seq": "1",
+        "$dead_letter_deliveries": "3",
+        "$dead_letter_reason": "attempt 3",
+    }
+    assert queue.http.post(f"/v0/topics/{dead}/redrive", json={"to": queue.name}).json()["moved"] == 1
+    (job,) = queue.post("claim")["claimed"]
+    assert (job["data"], job["deliveries"], job["meta"]) == ("poison", 1, {"h": "1"})
+    queue.post("ack", seqs=[job["$seq"]])
+    assert queue.counts() == {"ready": 0, "in_flight": 0, "dead_lettered": 1, "scheduled": 0}

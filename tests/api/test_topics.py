@@ -26,6 +26,7 @@ DEFAULTS = {
     "leases_durable": False,
     "compression": "none",
     "compression_min_bytes": 1024,
+    "priority_age_ms": 60_000,
 }
 
 
@@ -222,7 +223,12 @@ def test_answers_are_json_with_nothing_after_it(http, name):
 def test_a_queue_tells_its_jobs(http, name):
     http.put(f"/v0/topics/{name}", json={"type": "queue"})
     http.post(f"/v0/topics/{name}", json={"records": [{"data": 1}, {"data": 2}]})
-    assert http.get(f"/v0/topics/{name}").json()["queue"] == {"ready": 2, "in_flight": 0, "dead_lettered": 0}
+    assert http.get(f"/v0/topics/{name}").json()["queue"] == {
+        "ready": 2,
+        "in_flight": 0,
+        "dead_lettered": 0,
+        "scheduled": 0,
+    }
     text = http.get("/v0/metrics").text
     assert f'topics_topic_queue_ready{{topic="{name}"}} 2' in text
     assert f'topics_topic_queue_in_flight{{topic="{name}"}} 0' in text

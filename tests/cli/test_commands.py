@@ -181,10 +181,38 @@ def test_jobs(topics: Commands) -> None:
     assert topics.ok("queue", "nack", "jobs", "3", "--delay-ms", "60000") == "jobs: 1 nacked\n"
     assert topics.ok("queue", "claim", "jobs") == ""
     numbers = json.loads(topics.ok("queue", "stats", "jobs", "--json"))
-    assert numbers == {"topic": "jobs", "jobs": 1, "ready": 0, "in_flight": 0, "dead_lettered": 0}
+    assert numbers == {"topic": "jobs", "jobs": 1, "ready": 0, "in_flight": 0, "dead_lettered": 0, "scheduled": 0}
     topics.ok("topic", "create", "nojobs")
     assert topics("queue", "stats", "nojobs").returncode == 5
     assert topics("queue", "claim", "nojobs").returncode == 5
+
+
+def test_urgent_and_later_jobs_and_dead_letters(topics: Commands) -> None:
+    topics.ok(
+        *("topic", "create", "work", "--type", "queue", "--max-deliveries", "1", "--dead-letter", "work.dead"),
+        *("--priority-age-ms", "0"),
+    )
+    topics.ok("topic", "append", "work", "1", "2", "--tag", "t:1")
+    topics.ok("topic", "append", "work", "3", "--priority", "9")
+    topics.ok("topic", "append", "work", "4", "--delay-ms", "3600000")
+    topics.ok("topic", "append", "work", "5", "--not-before", "1")
+    assert topics("topic", "append", "work", "6", "--delay-ms", "1", "--not-before", "1").returncode != 0
+    assert json.loads(topics.ok("queue", "stats", "work", "--json"))["scheduled"] == 1
+    jobs = [json.loads(line) for line in topics.ok("queue", "claim", "work", "--max", "9").splitlines()]
+    assert [job["data"] for job in jobs] == [3, 1, 2, 5]
+    topics.ok("queue", "nack", "work", "1", "2", "3", "--reason", "no bucket")
+    topics.ok("queue", "nack", "work", "5", "--no-penalty")
+    assert [json.loads(line)["data"] for line in topics.ok("queue", "claim", "work", "--max", "9").splitlines()] == [5]
+    letters = [json.loads(line) for line in topics.ok("topic", "diff", "work.dead").splitlines()]
+    assert {letter["meta"]["$dead_letter_reason"] for letter in letters} == {"no bucket"}
+    assert topics.ok("queue", "redrive", "work.dead", "--to", "work", "--tag-prefix", "t:", "--limit", "1") == (
+        "work.dead: 1 moved to work, 1 left\n"
+    )
+    done = json.loads(topics.ok("queue", "redrive", "work.dead", "--to", "work", "--json"))
+    assert done == {"topic": "work.dead", "to": "work", "moved": 2, "remaining": 0, "pending": 0}
+    assert len(topics.ok("queue", "claim", "work", "--max", "9").splitlines()) == 3
+    assert topics("queue", "redrive", "work.dead", "--to", "nowhere").returncode != 0
+    assert topics("queue", "redrive", "work.dead", "--to", "work", "--tag", "a", "--tag-prefix", "b").returncode == 2
 
 
 def test_routers(topics: Commands) -> None:

@@ -213,6 +213,38 @@ async def test_a_job_that_fails_comes_back(server, topics, queue):
     assert (deliveries, worker.failed) == ([1, 2, 3], 2)
 
 
+async def test_why_a_job_failed_is_told_by_its_dead_letter_and_it_can_go_back(server, topics, queue):
+    dead = f"{queue}.dead"
+    topics.put_topic(queue, max_deliveries=1, dead_letter=dead)
+    topics.append(queue, [{"data": 1, "priority": 6}, {"data": 2, "delay_ms": 3_600_000}])
+
+    async def work(job: Job) -> None:
+        assert job.priority == 6
+        raise ValueError("no such\nbucket " + "é" * 2000)
+
+    worker = Worker(server.url, queue, work, backoff=AT_ONCE)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await until(lambda: worker.failed)
+        worker.stop()
+    await until(lambda: not topics.claim(queue, "w") and topics.state(queue)["queue"]["dead_lettered"] == 1)
+    (letter,) = topics.diff(dead)["records"]
+    reason = letter["meta"]["$dead_letter_reason"]
+    assert reason.startswith("ValueError: no such bucket éé")
+    assert 900 < len(reason.encode()) <= 1024
+    assert topics.redrive(dead, queue, limit=5)["moved"] == 1
+    (job,) = topics.claim(queue, "w")
+    assert (job.data, job.deliveries, job.priority, job.meta) == (1, 1, 6, {})
+    assert topics.nack(queue, "w", [job], reason="not now", penalty=False)["nacked"] == 1
+    async with AsyncClient(server.url) as client:
+        (job,) = await client.claim(queue, "w")
+        assert job.deliveries == 1
+        assert (await client.nack(queue, "w", [job], reason="no"))["nacked"] == 1
+        await until(lambda: topics.claim(queue, "w") == [] and topics.state(dead)["count"])
+        assert (await client.redrive(dead, queue, match=["tag", "Eq", "x"]))["remaining"] == 0
+        assert (await client.redrive(dead, queue))["moved"] == 1
+
+
 async def test_stop_lets_finish_what_runs_and_cancel_gives_back(server, topics, queue):
     topics.append(queue, [{"data": number} for number in range(4)])
     started = []

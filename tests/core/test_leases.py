@@ -13,10 +13,13 @@ from topics.core import lease_events
 from topics.core.claims import Want, deal, divide
 from topics.core.config import TopicConfig
 from topics.core.lease_events import LeaseEvent, Replayed
-from topics.core.leases import Grant, Leases, Move
+from topics.core.lease_parts import Failure, Grant, Move
+from topics.core.leases import Leases, leases_of
 from topics.core.ranges import SeqRanges
 from topics.core.render import render_blocks
 from topics.core.requests import RecordIn
+from topics.core.terms import lay_terms
+from topics.core.timetable import Timetable
 from topics.core.topic import Topic
 
 PLENTY = 1 << 40
@@ -30,9 +33,16 @@ def queue(jobs: int = 0, **config) -> tuple[Topic, Leases]:
     return topic, topic.leases
 
 
-def produce(topic: Topic, jobs: int, ts: int = 0) -> None:
+def produce(topic: Topic, jobs: int, ts: int = 0, **terms) -> None:
+    """So many jobs that all ask for the same."""
     if jobs:
-        topic.append(render_blocks([RecordIn(msgspec.Raw(b"1"))] * jobs, None, topic.next_seq, ts), ts)
+        records = [RecordIn(msgspec.Raw(b"1"), **terms)] * jobs
+        blocks = render_blocks(records, None, topic.next_seq, ts)
+        lay_terms(blocks, records, ts)
+        for block in blocks:
+            if block.extras is not None:
+                leases_of(topic).enlist(topic, block)
+        topic.append(blocks, ts)
 
 
 def delete(topic: Topic, seqs: Sequence[int]) -> None:
@@ -46,10 +56,10 @@ def claim(topic: Topic, leases: Leases, now: int, *wants: int, max_deliveries: i
     """What each gets, by one pass."""
     leases.settle(topic.earliest_seq, now)
     asked = [Want(jobs, PLENTY, []) for jobs in wants]
-    due = deal(topic, leases, asked, max_deliveries, 100)
+    due = deal(topic, leases, asked, max_deliveries, 100, now)
     leases.move([seq for seq, _ in due], Move("dead", max_deliveries, now))
     got = [[seq for seq, _ in want.picks] for want in asked]
-    leases.claim([Grant("a", 1, now + lease_ms, seqs) for seqs in got])
+    leases.claim([Grant("a", 1, now + lease_ms, seqs, 0, leases.codes_of(seqs)) for seqs in got])
     return got
 
 
@@ -178,6 +188,159 @@ def test_waiting_jobs_cost_nothing():
     assert leases.known == 1
 
 
+# --- priorities and times -----------------------------------------------------------------------------------------
+
+
+def test_the_highest_priority_comes_first_and_each_is_a_line_of_its_own():
+    topic, leases = queue()
+    for priority in (0, 5, 9, 5, 0, 9):
+        produce(topic, 1, priority=priority)
+    assert claim(topic, leases, 0, 4) == [[3, 6, 2, 4]]
+    assert claim(topic, leases, 0, 4) == [[1, 5]]
+
+
+def test_a_job_counts_for_one_more_for_every_age_it_has_waited_and_stops_at_the_top():
+    topic, leases = queue(priority_age_ms=100)
+    produce(topic, 1, 0, priority=1)
+    produce(topic, 1, 99, priority=3)
+    assert claim(topic, leases, 199, 1) == [[2]]  # levels 2 and 4
+    produce(topic, 1, 200, priority=3)
+    assert claim(topic, leases, 200, 1) == [[1]]  # both are at 3, and 1 has waited longer
+    produce(topic, 1, 1000, priority=0)
+    produce(topic, 1, 1000, priority=9)
+    produce(topic, 1, 1900, priority=9)
+    assert claim(topic, leases, 1900, 4, lease_ms=9999)[0][:4] == [1, 2, 3, 4]  # all are at 9 or more
+
+
+def test_without_an_age_the_lowest_may_wait_for_ever():
+    topic, leases = queue(priority_age_ms=0)
+    produce(topic, 1, 0, priority=0)
+    produce(topic, 1, 10**9, priority=1)
+    assert claim(topic, leases, 10**9, 1) == [[2]]
+
+
+def test_none_starves():
+    topic, leases = queue(priority_age_ms=10)
+    produce(topic, 1, 0, priority=0)
+    for now in range(200):
+        produce(topic, 2, now, priority=9)
+        (seqs,) = claim(topic, leases, now, 1, lease_ms=10**6)
+        if seqs == [1]:
+            assert now == 90  # it has come to the level of the others, and is the oldest there
+            return
+        delete(topic, seqs)
+    raise AssertionError("the first job was never given out")
+
+
+def test_a_job_that_comes_back_keeps_its_priority():
+    topic, leases = queue()
+    produce(topic, 2, priority=7)
+    produce(topic, 2)
+    produce(topic, 1, priority=8)
+    assert claim(topic, leases, 0, 2) == [[5, 1]]
+    leases.release([1, 5], 0, 0)
+    assert claim(topic, leases, 0, 3) == [[5, 1, 2]]
+    assert [leases.deliveries(seq) for seq in range(1, 6)] == [2, 1, 0, 0, 2]
+
+
+def test_a_scheduled_job_is_there_from_its_moment_on():
+    topic, leases = queue()
+    produce(topic, 1, 10, not_before=500)
+    produce(topic, 1, 10, delay_ms=90)
+    assert (counts(topic, leases, 99), leases.scheduled, leases.next_due) == ((0, 0), 2, 100)
+    assert claim(topic, leases, 99, 5) == [[]]
+    assert claim(topic, leases, 100, 5) == [[2]]
+    assert (counts(topic, leases, 499), leases.scheduled) == ((1, 0), 1)  # the lease of 2 has ended
+    assert [leases.deliveries(seq) for seq in (1, 2)] == [0, 1]
+    assert claim(topic, leases, 500, 5) == [[1, 2]]
+    assert [leases.deliveries(seq) for seq in (1, 2)] == [1, 2]
+
+
+def test_a_time_that_has_passed_is_none():
+    topic, leases = queue()
+    produce(topic, 1, 1000, not_before=1000)
+    assert leases.line is None
+    assert claim(topic, leases, 1000, 1) == [[1]]
+
+
+def test_times_come_before_waiting_jobs_while_there_are_no_priorities():
+    topic, leases = queue()
+    produce(topic, 2, 0, delay_ms=50)
+    produce(topic, 3, 0)
+    assert claim(topic, leases, 60_000_000, 3) == [[1, 2, 3]]
+
+
+def test_scheduled_jobs_leave_with_their_records():
+    topic, leases = queue(cap_records=6)
+    produce(topic, 600, 0, delay_ms=1000)  # all but the last six are evicted at once
+    assert (counts(topic, leases, 0), leases.scheduled) == ((0, 0), 6)
+    delete(topic, [596, 600])
+    assert (counts(topic, leases, 0), leases.scheduled) == ((0, 0), 4)
+    topic.delete(598, None)
+    assert (counts(topic, leases, 0), leases.scheduled) == ((0, 0), 2)
+    assert claim(topic, leases, 1000, 9) == [[598, 599]]
+    assert leases.scheduled == 0
+
+
+def test_jobs_that_are_all_alike_have_no_line():
+    topic, leases = queue(100)
+    claim(topic, leases, 0, 10)
+    assert leases.line is None
+    produce(topic, 1, priority=0)
+    assert leases.line is None
+
+
+@given(st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3000)), max_size=700), st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_timetable_is_a_sorted_list(gaps, data):
+    table, naive, seq = Timetable(), {}, 0
+    for gap, due in gaps:
+        seq += 1 + gap
+        table.add(seq, due)
+        naive[seq] = due
+    now = 0
+    while naive and now <= 3000:
+        assert table.first is not None
+        assert table.first <= min(naive.values())
+        now += data.draw(st.integers(0, 900))
+        due = sorted((due, seq) for seq, due in naive.items() if due <= now)
+        assert sorted(table.pop_due(now)) == due
+        for _, seq in due:
+            del naive[seq]
+        first = data.draw(st.integers(0, seq + 5))
+        last = first + data.draw(st.integers(0, 300))
+        table.drop_range(first, last)
+        naive = {seq: due for seq, due in naive.items() if not first <= seq <= last}
+        assert table.count == len(naive)
+
+
+def test_a_nack_without_penalty_is_no_delivery():
+    topic, leases = queue(1)
+    for _ in range(3):
+        claim(topic, leases, 0, 1, max_deliveries=1)
+        assert leases.deliveries(1) == 1
+        leases.release([1], 0, 0, counts=False)
+        assert leases.deliveries(1) == 0
+    claim(topic, leases, 0, 1, max_deliveries=1)
+    leases.release([1], 0, 0)
+    assert claim(topic, leases, 0, 1, max_deliveries=1) == [[]]
+    assert list(leases.moving) == [1]
+
+
+def test_the_last_failure_is_the_last_one_whichever_way_it_failed():
+    topic, leases = queue(1)
+    assert leases.last_failure(1) is None
+    claim(topic, leases, 0, 1)
+    leases.release([1], 5, 5, Failure("no", 5))
+    assert leases.last_failure(1) == Failure("no", 5)
+    claim(topic, leases, 5, 1)
+    assert leases.last_failure(1) == Failure("no", 5)
+    leases.settle(1, 106)
+    assert leases.last_failure(1) == Failure("lease expired", 105)
+    delete(topic, [1])
+    assert leases.last_failure(1) is None
+
+
 # --- dead letters -------------------------------------------------------------------------------------------------
 
 
@@ -257,11 +420,11 @@ def test_what_a_clean_stop_keeps_does_not_stand_after_the_next_start():
 class Model(RuleBasedStateMachine):
     """The projection, its replay, and a naive list of jobs side by side."""
 
-    @initialize(limit=st.sampled_from([0, 2]))
-    def begin(self, limit):
+    @initialize(limit=st.sampled_from([0, 2]), age=st.sampled_from([0, 40, 60_000]))
+    def begin(self, limit, age):
         self.now = 1000
         self.limit = limit
-        self.topic, self.leases = queue()
+        self.topic, self.leases = queue(priority_age_ms=age)
         self.jobs: dict[int, dict] = {}  # seq → holder, deadline, due, times, number
         self.log = []
         self.number = 1
@@ -273,13 +436,30 @@ class Model(RuleBasedStateMachine):
     def is_free(self, job) -> bool:
         return not job["gone"] and job["due"] <= self.now and (job["holder"] is None or job["deadline"] < self.now)
 
-    @rule(count=st.integers(1, 5))
-    def produce(self, count):
+    @rule(
+        count=st.integers(1, 5),
+        priority=st.sampled_from([None, None, None, 0, 1, 5, 9]),
+        delay=st.sampled_from([None, None, None, 1, 70, 4000]),
+    )
+    def produce(self, count, priority, delay):
         first = self.topic.next_seq
-        produce(self.topic, count, self.now)
+        produce(self.topic, count, self.now, priority=priority, delay_ms=delay)
+        due = self.now + (delay or 0)
         for seq in range(first, first + count):
-            fresh = {"holder": None, "deadline": 0, "due": 0, "times": 0, "number": 0, "gone": False}
-            self.jobs[seq] = fresh
+            fresh = {"holder": None, "deadline": 0, "due": due, "times": 0, "number": 0, "gone": False}
+            self.jobs[seq] = fresh | {"rank": priority or 0, "since": due, "timed": bool(delay), "fresh": not delay}
+
+    def in_order(self):
+        """The jobs that may be claimed, by the naive rules."""
+        line, age = self.leases.line, self.topic.config.priority_age_ms
+        levels = line is not None and len(line.priorities) > 1
+
+        def key(seq):
+            job = self.jobs[seq]
+            waited = (self.now - job["since"]) // age if age and levels else 0
+            return -min(9, job["rank"] + waited), job["fresh"], job["since"] if line is not None else seq, seq
+
+        return sorted((seq for seq, job in self.jobs.items() if self.is_free(job)), key=key)
 
     @rule(ms=st.sampled_from([1, 50, 100, 101, 5000]))
     def wait(self, ms):
@@ -289,7 +469,11 @@ class Model(RuleBasedStateMachine):
     def claim(self, asks):
         self.leases.settle(self.topic.earliest_seq, self.now)
         wants = [Want(jobs, PLENTY, []) for _, jobs in asks]
-        due = [seq for seq, _ in deal(self.topic, self.leases, wants, self.limit, 100)]
+        expected = self.in_order()
+        due = [seq for seq, _ in deal(self.topic, self.leases, wants, self.limit, 100, self.now)]
+        taken = {seq for want in wants for seq, _ in want.picks}
+        assert {*due, *taken} == set(expected[: len(due) + len(taken)])
+        assert len(asks) > 1 or self.leases.line is None or list(taken) == [] or self.is_sorted(wants[0], expected)
         for seq in due:
             assert self.is_free(self.jobs[seq])
             assert self.limit
@@ -302,7 +486,8 @@ class Model(RuleBasedStateMachine):
             self.dead.append(seq)
         grants = []
         for (node, _), want in zip(asks, wants, strict=True):
-            grants.append(Grant(node, self.number, self.now + 100, [seq for seq, _ in want.picks]))
+            seqs = [seq for seq, _ in want.picks]
+            grants.append(Grant(node, self.number, self.now + 100, seqs, 0, self.leases.codes_of(seqs)))
             self.number += len(want.picks)
         given = sum(len(grant.seqs) for grant in grants)
         free = [seq for seq, job in self.jobs.items() if self.is_free(job)]
@@ -310,14 +495,21 @@ class Model(RuleBasedStateMachine):
         self.leases.claim(grants)
         self.note(lease_events.claimed(grants))
         for grant in grants:
-            assert grant.seqs == sorted(grant.seqs)
             for offset, seq in enumerate(grant.seqs):
                 job = self.jobs[seq]
                 assert self.is_free(job)
                 assert not self.limit or job["times"] < self.limit
                 number = grant.number + offset
                 job |= {"holder": grant.node, "deadline": grant.deadline, "number": number, "times": job["times"] + 1}
+                job["fresh"] = False
                 assert self.leases.deliveries(seq) == job["times"]
+
+    def is_sorted(self, want, expected) -> bool:
+        """One claimer has its jobs in the order of their levels, or of their seqs if there are no levels."""
+        seqs = [seq for seq, _ in want.picks]
+        if self.leases.line is not None and len(self.leases.line.priorities) > 1:
+            return seqs == [seq for seq in expected if seq in seqs]
+        return seqs == sorted(seqs)
 
     def pick_held(self, data, node):
         """A few seqs, held or not; those that `node` holds by the naive rules."""
@@ -341,13 +533,23 @@ class Model(RuleBasedStateMachine):
         for seq in held:
             del self.jobs[seq]
 
-    @rule(data=st.data(), node=st.sampled_from(NODES), delay=st.sampled_from([0, 0, 70]))
-    def nack(self, data, node, delay):
+    @rule(
+        data=st.data(),
+        node=st.sampled_from(NODES),
+        delay=st.sampled_from([0, 0, 70]),
+        reason=st.sampled_from(["", "it broke"]),
+        counts=st.booleans(),
+    )
+    def nack(self, data, node, delay, reason, counts):
         held = self.pick_held(data, node)
-        self.leases.release(held, self.now + delay, self.now)
-        self.note(lease_events.released(held, self.now + delay))
+        failure = Failure(reason, self.now) if reason else None
+        self.leases.release(held, self.now + delay, self.now, failure, counts=counts)
+        self.note(lease_events.released(held, self.now + delay, failure, counts=counts))
         for seq in held:
             self.jobs[seq] |= {"holder": None, "due": self.now + delay}
+            self.jobs[seq]["times"] -= not counts
+            if failure is not None:
+                self.jobs[seq]["failure"] = failure
 
     @rule(data=st.data(), node=st.sampled_from(NODES))
     def extend(self, data, node):
@@ -366,7 +568,7 @@ class Model(RuleBasedStateMachine):
         if stays:
             self.leases.stay([(seq, None)])
             self.note(lease_events.stayed([seq]))
-            self.jobs[seq] |= {"gone": False, "holder": None, "due": 0}
+            self.jobs[seq] |= {"gone": False, "holder": None, "due": 0, "fresh": False}
         else:
             self.leases.dead_lettered += 1
             self.note(lease_events.moved([seq]))
@@ -397,6 +599,8 @@ class Model(RuleBasedStateMachine):
         self.leases.match_with(self.topic)
         for seq, job in self.jobs.items():
             assert self.leases.deliveries(seq) == job["times"]
+            if job["holder"] is None:
+                assert self.leases.last_failure(seq) == job.get("failure")
 
     @invariant()
     def counters_are_right(self):
@@ -405,6 +609,12 @@ class Model(RuleBasedStateMachine):
             job["holder"] is not None and job["deadline"] >= self.now and not job["gone"] for job in self.jobs.values()
         )
         assert counts(self.topic, self.leases, self.now) == (ready, flying)
+        waiting = (job["timed"] and not job["times"] and job["due"] > self.now for job in self.jobs.values())
+        assert self.leases.scheduled == sum(waiting) - sum(map(self.was_given_back, self.jobs.values()))
+
+    def was_given_back(self, job) -> bool:
+        """Without a penalty and for later: it is not scheduled any more, although it counts no delivery."""
+        return job["timed"] and not job["times"] and job["due"] > self.now and bool(job["number"])
 
 
 TestModel = Model.TestCase

@@ -43,6 +43,8 @@ async def test_a_job_is_moved_when_it_would_be_delivered_once_too_often():
             "$dead_letter_from": "q",
             "$dead_letter_deliveries": "2",
             "$dead_letter_src_seq": "1",
+            "$dead_letter_reason": "lease expired",
+            "$dead_letter_last_failure_ts": str(shard.clock.now_ms() - 1),
         }
 
 
@@ -90,7 +92,7 @@ async def test_a_dead_letter_queue_may_have_one_too():
         await shard.claim(topic="second")
         (record,) = await shard.records("third")
         assert record["meta"]["$dead_letter_from"] == "second"
-        assert len(record["meta"]) == 3
+        assert len(record["meta"]) == 5
 
 
 async def test_a_full_dead_letter_topic_holds_the_job_back():
@@ -229,7 +231,7 @@ async def test_a_destination_that_restarts_has_what_it_said_it_has():
     """The copy is answered when it is synced, although the topic's own writes are not."""
     files = FaultyFiles()
     async with serving(files, crash=True) as dest:
-        body = b"\x91\x94\xc4\x011\xc4\x00\xc0\xc0"
+        body = b"\x91\x95\xc4\x011\xc4\x00\xc0\xc0\xc0"
         reply = await dest.connection.call("copy", {"topic": "dead", "key": "k"}, body)
         assert reply.head == {"first_seq": 1, "deduped": False}
         assert dest.shard.store is not None

@@ -130,3 +130,17 @@ def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
     with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
         task = bar.add_task("", total=total)
         yield lambda done: bar.advance(task, done)
+
+
+@contextmanager
+def count(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A line on a terminal that says how many of how many are done, nothing elsewhere."""
+    shown = sys.stderr.isatty()
+
+    def note(done: int, total: int) -> None:
+        if shown:
+            click.echo(f"\r{what}: {done} of {total} ", nl=False, err=True)
+
+    yield note
+    if shown:
+        click.echo("", err=True)

@@ -9,8 +9,9 @@ import msgspec
 
 from topics.cli.api import Api, calls_api, complete_topic, topic_path
 from topics.cli.failures import CONFLICT, Failure
-from topics.cli.output import line, pairs
+from topics.cli.output import count, line, pairs
 
+REDRIVE_STEP = 500  # dead letters in one call
 NAME = click.argument("name", metavar="QUEUE", shell_complete=complete_topic)
 SEQS = click.argument("seqs", metavar="SEQ...", nargs=-1, required=True, type=int)
 NODE = click.option("--node", help="Who the worker is. [cli@<host>; TOPICS_NODE]")
@@ -101,15 +102,19 @@ def ack(
 @NODE
 @LEASES
 @click.option("--delay-ms", type=click.IntRange(0), default=0, help="Nobody gets them for this long. [0]")
+@click.option("--reason", help="Why; a dead letter tells the last one.")
+@click.option("--penalty/--no-penalty", default=True, help="Whether the delivery counts. [it does]")
 @calls_api
 def nack(api: Api, as_json: bool, name: str, node: str | None, **body: Any) -> None:
     """Give jobs back, for somebody else or for later.
 
     \b
     Examples:
-      topics queue nack jobs 480104
-      topics queue nack jobs 480104 --delay-ms 60000
+      topics queue nack jobs 480104 --reason 'no such bucket'
+      topics queue nack jobs 480104 --delay-ms 60000 --no-penalty
     """
+    if body["reason"] is None:
+        del body["reason"]
     _settle(api, as_json, name, "nack", node, body)
 
 
@@ -134,7 +139,7 @@ def extend(api: Api, as_json: bool, name: str, node: str | None, **body: Any) ->
 @NAME
 @calls_api
 def stats(api: Api, as_json: bool, name: str) -> None:
-    """How many jobs are ready, leased, and in the dead-letter topic.
+    """How many jobs are ready, leased, dead-lettered so far, and scheduled for later.
 
     \b
     Examples:
@@ -149,3 +154,49 @@ def stats(api: Api, as_json: bool, name: str) -> None:
         line(msgspec.json.encode(numbers))
     else:
         pairs(list(numbers.items()))
+
+
+@queue.command()
+@click.argument("name", metavar="DEAD-LETTERS", shell_complete=complete_topic)
+@click.option("--to", required=True, shell_complete=complete_topic, help="The queue that they go to.")
+@click.option("--tag", help="Only those with this tag.")
+@click.option("--tag-prefix", help="Only those whose tag begins like this.")
+@click.option("--limit", type=click.IntRange(1), help="At most so many. [all there are now]")
+@calls_api
+def redrive(
+    api: Api, as_json: bool, name: str, to: str, tag: str | None, tag_prefix: str | None, limit: int | None
+) -> None:
+    """Move dead letters back to a queue, with no delivery counted. None is lost if something fails on the way.
+
+    \b
+    Examples:
+      topics queue redrive jobs.dead --to jobs
+      topics queue redrive jobs.dead --to jobs --tag-prefix tenant42: --limit 100
+    """
+    if tag is not None and tag_prefix is not None:
+        raise click.UsageError("--tag or --tag-prefix, not both")
+    body: dict[str, Any] = {"to": to}
+    if tag is not None or tag_prefix is not None:
+        body["match"] = ["tag", "Eq", tag] if tag is not None else ["tag", "Glob", f"{tag_prefix}*"]
+    moved, left, pending = _redrive_all(api, name, body, limit)
+    if as_json:
+        line(msgspec.json.encode({"topic": name, "to": to, "moved": moved, "remaining": left, "pending": pending}))
+        return
+    under_way = f", {pending} on their way" if pending else ""
+    click.echo(f"{name}: {moved} moved to {to}{under_way}, {left} left")
+
+
+def _redrive_all(api: Api, name: str, body: dict[str, Any], limit: int | None) -> tuple[int, int, int]:
+    """Call by call, so that there is progress to see. Those that fail again meanwhile and come back are left alone."""
+    moved = pending = left = 0
+    most = limit
+    with count(f"moving dead letters of {name}") as note:
+        while most is None or moved + pending < most:
+            step = REDRIVE_STEP if most is None else min(REDRIVE_STEP, most - moved - pending)
+            found = api.json("POST", topic_path(name, "redrive"), {**body, "limit": step})
+            moved, left, pending = moved + found["moved"], found["remaining"], pending + found["pending"]
+            most = min(most or moved + pending + left, moved + pending + left)
+            note(moved, moved + left)
+            if not found["moved"]:
+                break
+    return moved, left, pending

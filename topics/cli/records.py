@@ -43,9 +43,7 @@ class Renderer(NamedTuple):
 
     text: bool
     whole: bool
-    tag: str | None
-    meta: dict[str, str]
-    dedup_key: str | None = None
+    fields: dict[str, Any]  # that every record has
 
     def record(self, value: bytes, where: str) -> bytes:
         if self.text:
@@ -54,12 +52,7 @@ class Renderer(NamedTuple):
             _check(value, where, dict[str, msgspec.Raw] if self.whole else msgspec.Raw)
         if self.whole:
             return value
-        fields: dict[str, Any] = {} if self.tag is None else {"tag": self.tag}
-        if self.meta:
-            fields["meta"] = self.meta
-        if self.dedup_key is not None:
-            fields["dedup_key"] = self.dedup_key
-        return b'{"data":' + value + (b"," if fields else b"") + msgspec.json.encode(fields)[1:]
+        return b'{"data":' + value + (b"," if self.fields else b"") + msgspec.json.encode(self.fields)[1:]
 
 
 def _check(value: bytes, where: str, kind: Any) -> None:

@@ -62,6 +62,7 @@ CONFIG_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("--leases-durable", bool, "Queue: leases survive a crash."),
     ("--compression", click.Choice(["none", "gzip", "zstd"]), "How records are stored from now on."),
     ("--compression-min-bytes", int, "Blocks with less text than this are not compressed."),
+    ("--priority-age-ms", int, "Queue: a waiting job gains a priority every so often; 0 is never."),
 )
 
 
@@ -163,6 +164,9 @@ def remove(api: Api, as_json: bool, name: str, if_empty: bool, yes: bool) -> Non
 )
 @click.option("--tag", help="Tag of every record.")
 @click.option("--dedup-key", help="A record with this key that is there already is not appended. For one record.")
+@click.option("--priority", type=click.IntRange(0, 9), help="Queue: how urgent every job is, 0 to 9.")
+@click.option("--delay-ms", type=click.IntRange(0), help="Queue: nobody gets the jobs for this long.")
+@click.option("--not-before", type=click.IntRange(0), help="Queue: nobody gets the jobs before this time, in unix ms.")
 @click.option("--node", help="Node id of the writer.")
 @click.option("--meta", multiple=True, metavar="NAME=VALUE", help="A member of every record's meta.")
 @click.option("--idempotency-key", help="Sent again with the same key, it is written once. Batches get key-2, key-3 …")
@@ -180,6 +184,7 @@ def append(api: Api, as_json: bool, name: str, data: tuple[str, ...], **options:
     Examples:
       topics topic append orders '{"id": 1}' '{"id": 2}' --tag customer-7
       topics topic append notes --text 'tea is ready'
+      topics topic append jobs '{"resize": "a.png"}' --priority 9 --delay-ms 60000
       zcat events.jsonl.gz | topics topic append events --idempotency-key import-1
     """
     from topics.cli import records
@@ -189,10 +194,13 @@ def append(api: Api, as_json: bool, name: str, data: tuple[str, ...], **options:
         if sys.stdin.isatty():
             raise click.UsageError("nothing to append: give DATA, --file, or lines on stdin")
         file = Path("-")
-    dedup_key: str | None = options["dedup_key"]
-    if dedup_key is not None and (len(data) != 1 or file is not None or options["whole"]):
+    if options["dedup_key"] is not None and (len(data) != 1 or file is not None or options["whole"]):
         raise click.UsageError("--dedup-key is of one DATA; with --records each line may have its own dedup_key")
-    render = records.Renderer(options["text"], options["whole"], options["tag"], _pairs(options["meta"]), dedup_key)
+    wanted = ("tag", "dedup_key", "priority", "delay_ms", "not_before")
+    each = {name: options[name] for name in wanted if options[name] is not None}
+    if meta := _pairs(options["meta"]):
+        each["meta"] = meta
+    render = records.Renderer(options["text"], options["whole"], each)
     fields = {name: options[name] for name in ("node", "idempotency_key", "create") if options[name] is not None}
     done = 0
     with records.open_lines(data, file) as (lines, total), progress(f"appending to {name}", total) as note:

@@ -90,13 +90,27 @@ class Api(ABC):
     def ack(self, queue: str, node: str, jobs: Sequence[Job | int]) -> dict[str, Any]:
         return self.send(calls.settle(queue, "ack", node, jobs))
 
-    def nack(self, queue: str, node: str, jobs: Sequence[Job | int], *, delay_ms: int = 0) -> dict[str, Any]:
-        return self.send(calls.settle(queue, "nack", node, jobs, delay_ms=delay_ms))
+    def nack(
+        self,
+        queue: str,
+        node: str,
+        jobs: Sequence[Job | int],
+        *,
+        delay_ms: int = 0,
+        reason: str = "",
+        penalty: bool = True,
+    ) -> dict[str, Any]:
+        """`penalty` false: it does not count as a delivery."""
+        return self.send(calls.nack(queue, node, jobs, delay_ms, reason, penalty))
 
     def extend(
         self, queue: str, node: str, jobs: Sequence[Job | int], *, lease_ms: int, retries: Retries | None = None
     ) -> dict[str, Any]:
         return self.send(calls.settle(queue, "extend", node, jobs, lease_ms=lease_ms), retries)
+
+    def redrive(self, topic: str, to: str, *, match: Any = None, limit: int | None = None) -> dict[str, Any]:
+        """Move dead letters of a topic back to a queue."""
+        return self.send(calls.redrive(topic, to, match, limit))
 
     # --- consumer groups --------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 TIMEOUT_S = 30.0
-Record = Mapping[str, Any]  # data, and perhaps tag, node, meta
+Record = Mapping[str, Any]  # data, and perhaps tag, node, meta; in a queue also priority, delay_ms or not_before
 
 
 class ApiError(Exception):
@@ -48,6 +48,7 @@ class Job:
     tag: str | None = None
     node: str | None = None
     meta: Mapping[str, str] = field(default_factory=dict)
+    priority: int = 0
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Job":
@@ -61,6 +62,7 @@ class Job:
             fields.get("$tag"),
             fields.get("$node"),
             fields.get("meta", {}),
+            fields.get("priority", 0),
         )
 
 
@@ -119,6 +121,24 @@ def settle(queue: str, call: str, node: str, jobs: Sequence[Job | int], **fields
     if len(leases) == len(jobs):
         body["lease_ids"] = leases
     return Request("POST", path_of(queue, call), body)
+
+
+def nack(queue: str, node: str, jobs: Sequence[Job | int], delay_ms: int, reason: str, penalty: bool) -> Request:
+    fields: dict[str, Any] = {"delay_ms": delay_ms}
+    if reason:
+        fields["reason"] = reason
+    if not penalty:
+        fields["penalty"] = False
+    return settle(queue, "nack", node, jobs, **fields)
+
+
+def redrive(topic: str, to: str, match: Any, limit: int | None) -> Request:
+    body: dict[str, Any] = {"to": to}
+    if match is not None:
+        body["match"] = match
+    if limit is not None:
+        body["limit"] = limit
+    return Request("POST", path_of(topic, "redrive"), body, wait_s=15.0)
 
 
 def router_path(router: str) -> str:

@@ -4,7 +4,8 @@
 
     trio.run(Worker("http://127.0.0.1:4000", "jobs", resize, concurrency=8).run)
 
-A job is acknowledged when its function returns, and given back with a growing delay when it raises. Its lease is
+A job is acknowledged when its function returns, and given back with a growing delay when it raises: what it raised is
+the reason that a dead letter tells. Its lease is
 extended for as long as the function runs (leasekeeper.py). If the lease is lost nevertheless (the worker was stopped
 for longer than it, say) the function is cancelled: another worker has the job. A plain function runs in a thread; it
 cannot be cancelled, but then it is not acknowledged.
@@ -34,6 +35,7 @@ LEASE_MS = 30_000
 WAIT_MS = 20_000
 GIVE_BACK_S = 5.0  # for jobs that were cut short
 TELL_S = 60.0  # for the outcome of those that ran; their leases are kept meanwhile
+REASON_BYTES = 1000  # of what is told about an error; the server takes a little more
 TROUBLE_S = 1.0  # after a claim that failed in spite of its retries
 
 
@@ -179,7 +181,9 @@ class Worker:
                 self.failed += 1
                 log.error("job %d of %s failed", job.seq, self._queue, exc_info=error)
                 delay_s = self._backoff.pause(job.deliveries, 0.0) or 0.0
-                await self._client.nack(self._queue, self.node, [job], delay_ms=int(delay_s * 1000))
+                await self._client.nack(
+                    self._queue, self.node, [job], delay_ms=int(delay_s * 1000), reason=_reason_of(error)
+                )
             else:
                 await self._client.nack(self._queue, self.node, [job])
         except (ApiError, Unreachable) as problem:
@@ -189,3 +193,9 @@ class Worker:
         if job in self._running:
             self._lost.add(job)
             self._running[job].cancel()
+
+
+def _reason_of(error: Exception) -> str:
+    """The error as one line of bounded length."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text.encode(errors="replace")[:REASON_BYTES].decode(errors="ignore")

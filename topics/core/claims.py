@@ -1,23 +1,19 @@
 """One pass over a queue: which jobs go to whom.
 
-Jobs that were leased before come first, in seq order, then those that never were. They are divided over everybody who
-claims together, proportional to what each asks for, and dealt in turn. A job that has been delivered as often as it may
-is not dealt: it is due for the dead-letter topic.
+Jobs that were leased before come first, in seq order, then those that never were; where jobs have priorities, the
+highest level first (line.py). They are divided over everybody who claims together, proportional to what each asks for,
+and dealt in turn. A job that has been delivered as often as it may is not dealt: it is due for the dead-letter topic.
 """
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
+from heapq import heappop, heappush
 
 import msgspec
 
-from topics.core.bits import runs, span
 from topics.core.chunk import Chunk
 from topics.core.leases import Leases
+from topics.core.line import Line, Pick, chunk_of, waiting
 from topics.core.topic import Topic
-
-Pick = tuple[int, Chunk]
-_last_seq = attrgetter("last_seq")
 
 
 class Want(msgspec.Struct, gc=False, eq=False):
@@ -29,17 +25,19 @@ class Want(msgspec.Struct, gc=False, eq=False):
     share: int = 0  # what is still to come of its part
 
 
-def deal(topic: Topic, leases: Leases, wants: Sequence[Want], max_deliveries: int, due_max: int) -> list[Pick]:
+def deal(
+    topic: Topic, leases: Leases, wants: Sequence[Want], max_deliveries: int, due_max: int, now: int = 0
+) -> list[Pick]:
     """Fill `wants`. The jobs that are due for the dead-letter topic, at most `due_max`: then the pass ends early.
 
     Nothing is leased yet, but free jobs that were picked are not picked again: the caller leases or moves them.
-    `max_deliveries` 0: any number.
+    `max_deliveries` 0: any number. What each gets is in the order of the seqs, or by levels, if there are some.
     """
     for want, share in zip(wants, divide(leases.ready(topic.count), [want.jobs for want in wants]), strict=True):
         want.share = share
     hungry = [want for want in wants if want.share]
     due: list[Pick] = []
-    jobs = _undue(topic, leases, max_deliveries, due, due_max)
+    jobs = _undue(topic, leases, max_deliveries, due, due_max, now)
     pick = next(jobs, None) if hungry else None
     while pick is not None and hungry:
         for want in tuple(hungry):
@@ -49,10 +47,11 @@ def deal(topic: Topic, leases: Leases, wants: Sequence[Want], max_deliveries: in
                 pick = next(jobs, None) if want.share or len(hungry) > 1 else None
             if not want.share:
                 hungry.remove(want)
-    if pick is not None and pick[0] <= leases.cursor:
+    if pick is not None:
         leases.put_back(pick[0])
-    for want in wants:
-        want.picks.sort(key=_seq_of)
+    if leases.line is None or len(leases.line.priorities) == 1:
+        for want in wants:
+            want.picks.sort(key=_seq_of)
     return due
 
 
@@ -72,8 +71,11 @@ def _seq_of(pick: Pick) -> int:
     return pick[0]
 
 
-def _undue(topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int) -> Iterator[Pick]:
-    for pick in _available(topic, leases):
+def _undue(
+    topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int, now: int
+) -> Iterator[Pick]:
+    available = _available(topic, leases) if leases.line is None else _by_level(leases, leases.line, now)
+    for pick in available:
         if not max_deliveries or leases.deliveries(pick[0]) < max_deliveries:
             yield pick
         else:
@@ -90,29 +92,33 @@ def _available(topic: Topic, leases: Leases) -> Iterator[Pick]:
         if seq not in seen and chunk is not None:
             seen.add(seq)
             yield seq, chunk
-    for pick in _waiting(topic, leases.cursor):
+    for pick in waiting(topic, 0, leases.cursor):
         if not leases.is_leaving(pick[0]):
             yield pick
 
 
-def _waiting(topic: Topic, cursor: int) -> Iterator[Pick]:
-    chunks = topic.chunks
-    for index in range(bisect_right(chunks, cursor, key=_last_seq) if cursor else 0, len(chunks)):
-        chunk = chunks[index]
-        if not chunk.live:
-            continue
-        for low, high in runs(span(max(0, cursor + 1 - chunk.first_seq), len(chunk)) & ~chunk.dead):
-            for seq in range(chunk.first_seq + low, chunk.first_seq + high):
-                yield seq, chunk
+def _by_level(leases: Leases, line: Line, now: int) -> Iterator[Pick]:
+    """The same with priorities: of each the first free and the first waiting job are compared."""
+    sources = [(priority, leases.free_of(priority)) for priority in line.priorities]
+    sources += [(priority, leases.waiting_of(priority)) for priority in line.priorities]
+    first: list[tuple[int, bool, int, int, int, Chunk]] = []
 
+    def look(number: int) -> None:
+        priority, jobs = sources[number]
+        found = next(jobs, None)
+        if found is not None:
+            since, (seq, chunk) = found
+            is_fresh = number >= len(line.priorities)
+            heappush(first, (-line.level(priority, since, now), is_fresh, since, seq, number, chunk))
 
-def chunk_of(topic: Topic, seq: int) -> Chunk | None:
-    """The chunk with this record, if it is live."""
-    index = bisect_left(topic.chunks, seq, key=_last_seq)
-    chunk = topic.chunks[index] if index < len(topic.chunks) else None
-    if chunk is None or seq < chunk.first_seq or chunk.dead >> (seq - chunk.first_seq) & 1:
-        return None
-    return chunk
+    for number in range(len(sources)):
+        look(number)
+    while first:
+        _, is_fresh, _, seq, number, chunk = heappop(first)
+        if not is_fresh:
+            leases.take_free(sources[number][0])
+        yield seq, chunk
+        look(number)
 
 
 def divide(available: int, wanted: Sequence[int]) -> list[int]:

@@ -55,6 +55,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     leases_durable: bool = False
     compression: Compression = "none"
     compression_min_bytes: int = 1024
+    priority_age_ms: int = 60_000
 
     @property
     def durable(self) -> bool:
@@ -150,6 +151,7 @@ _CHECKS: dict[str, _Check] = {
     "leases_durable": _boolean,
     "compression": _one_of("none", "gzip", "zstd"),
     "compression_min_bytes": _u64,
+    "priority_age_ms": _u64,
 }
 
 

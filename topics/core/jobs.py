@@ -4,15 +4,10 @@ import msgspec
 
 from topics.core.block import Block
 from topics.core.chunk import Chunk
-from topics.core.claims import Pick
 from topics.core.diff import Plan, Window
-from topics.core.leases import Grant, Leases
-from topics.core.requests import RecordIn, quoted
-
-_STAMPS = (b'"$dead_letter_from"', b'"$dead_letter_deliveries"', b'"$dead_letter_src_seq"')
-_strings = msgspec.json.Decoder(dict[str, str])
-_DATA = len(b',"data":')
-_META = len(b',"meta":')
+from topics.core.lease_parts import Grant
+from topics.core.leases import Leases
+from topics.core.line import Pick
 
 
 class Job(msgspec.Struct, frozen=True, gc=False):
@@ -40,7 +35,7 @@ class Jobs:
             if window is None:
                 chunks[id(chunk)] = Window(chunk=chunk, block=chunk.block, dead=0, low=at, high=at + 1)
             else:
-                window.high = at + 1
+                window.low, window.high = min(window.low, at), max(window.high, at + 1)
         self.plan = Plan(list(chunks.values()), None, 0, 0, 0, len(picks))
 
     def still_held(self, leases: Leases) -> list[int]:
@@ -64,54 +59,15 @@ def _render(block: Block, job: Job, prefix: bytes) -> bytes:
     start, end, text = block.start(index), block.ends[index], block.text
     data_at = start + block.data_offs[index]
     tag = block.tag(index)
-    return b'{%b%b,"lease_id":"lease_%x","deadline":%d,"deliveries":%d%b%b%b' % (
+    priority = block.priorities[index]
+    return b'{%b%b,"lease_id":"lease_%x","deadline":%d,"deliveries":%d%b%b%b%b' % (
         prefix,
         bytes(text[start + 1 : data_at]),
         job.number,
         job.deadline,
         job.deliveries,
+        b',"priority":%d' % priority if priority else b"",
         b',"$tag":' if tag else b"",
         tag,
         bytes(text[data_at:end]),
-    )
-
-
-def dead_letter(block: Block, seq: int, queue: str, deliveries: int) -> RecordIn:
-    """The record as it is put into the dead-letter topic: its own tag, node, data and meta, and where it comes from."""
-    index = seq - block.first_seq
-    text, end, meta_len = block.text, block.ends[index], block.meta_lens[index]
-    data_at = block.start(index) + block.data_offs[index] + _DATA
-    data_end = end - 1 - (_META + meta_len if meta_len else 0)
-    node_id, tag = block.node_ids[index], block.tag(index)
-    meta = bytes(text[end - 1 - meta_len : end - 1])
-    return RecordIn(
-        msgspec.Raw(bytes(text[data_at:data_end])),
-        msgspec.json.decode(tag, type=str) if tag else None,
-        msgspec.json.decode(block.nodes[node_id - 1], type=str) if node_id else None,
-        msgspec.Raw(_stamped(meta, queue, deliveries, seq)),
-    )
-
-
-def _stamped(meta: bytes, queue: str, deliveries: int, seq: int) -> bytes:
-    """Meta stays as it is, with three members more; only one that has such members already is written anew."""
-    stamps = _stamps(queue, deliveries, seq)
-    if any(stamp in meta for stamp in _STAMPS):
-        members, fresh = _strings.decode(meta), _strings.decode(b"{%b}" % stamps)
-        for name in fresh:
-            members.pop(name, None)
-        return msgspec.json.encode(members | fresh)
-    inside = meta.strip()[1:-1].strip() if meta else b""
-    return b"{%b%b%b}" % (inside, b"," if inside else b"", stamps)
-
-
-def dead_letter_mark(queue: str, deliveries: int, seq: int) -> bytes:
-    """What the meta of this dead letter ends with."""
-    return _stamps(queue, deliveries, seq) + b"}"
-
-
-def _stamps(queue: str, deliveries: int, seq: int) -> bytes:
-    return b'"$dead_letter_from":%b,"$dead_letter_deliveries":"%d","$dead_letter_src_seq":"%d"' % (
-        quoted(queue),
-        deliveries,
-        seq,
     )

@@ -11,7 +11,8 @@ from typing import Any
 import msgpack
 import msgspec
 
-from topics.core.leases import Grant, Leases, Move
+from topics.core.lease_parts import Failure, Grant, Move
+from topics.core.leases import Leases
 
 CLAIMED, EXTENDED, RELEASED, MOVING, MOVED, STAYED, KEPT, VOIDED = range(1, 9)
 
@@ -27,15 +28,23 @@ class LeaseEvent(msgspec.Struct, frozen=True):
 
 
 def claimed(grants: list[Grant]) -> tuple[int, list[Any]]:
-    return CLAIMED, [[grant.node, grant.number, grant.deadline, grant.seqs] for grant in grants]
+    return CLAIMED, [
+        [grant.node, grant.number, grant.deadline, grant.seqs, *([grant.codes] if grant.codes else ())]
+        for grant in grants
+    ]
 
 
 def extended(seqs: list[int], deadline: int) -> tuple[int, list[Any]]:
     return EXTENDED, [seqs, deadline]
 
 
-def released(seqs: list[int], due: int) -> tuple[int, list[Any]]:
-    return RELEASED, [seqs, due]
+def released(
+    seqs: list[int], due: int, failure: Failure | None = None, *, counts: bool = True
+) -> tuple[int, list[Any]]:
+    """`counts` false: it was no delivery."""
+    if failure is None and counts:
+        return RELEASED, [seqs, due]
+    return RELEASED, [seqs, due, [failure.reason, failure.ts] if failure is not None else None, counts]
 
 
 def moving(jobs: list[tuple[int, Move]]) -> tuple[int, list[Any]]:
@@ -43,9 +52,9 @@ def moving(jobs: list[tuple[int, Move]]) -> tuple[int, list[Any]]:
     return MOVING, [[seq, *msgspec.structs.astuple(move)] for seq, move in jobs]
 
 
-def moved(seqs: list[int]) -> tuple[int, list[Any]]:
-    """The dead-letter topic has them. If they are still here, they are to be deleted."""
-    return MOVED, [seqs]
+def moved(seqs: list[int], *, back: bool = False) -> tuple[int, list[Any]]:
+    """The other topic has them. If they are still here, they are to be deleted. `back`: these were dead letters."""
+    return MOVED, [seqs, True] if back else [seqs]
 
 
 def stayed(seqs: list[int]) -> tuple[int, list[Any]]:
@@ -95,19 +104,26 @@ class Replayed:
             self.clean = False
             return
         if kind == CLAIMED:
-            leases.claim([Grant(*grant) for grant in fields])
+            leases.claim([_grant(*grant) for grant in fields])
         elif kind == EXTENDED:
             leases.extend(*fields)
         elif kind == RELEASED:
-            leases.release(fields[0], fields[1], event.ts)
+            failure, counts = fields[2:4] if len(fields) > 2 else (None, True)
+            failed = Failure(*failure) if failure is not None else None
+            leases.release(fields[0], fields[1], event.ts, failed, counts=counts)
         elif kind == MOVING:
             for seq, *move in fields:
                 leases.moving[seq] = Move(*move)
         elif kind == MOVED:
-            leases.dead_lettered += len(fields[0])
+            if len(fields) == 1:
+                leases.dead_lettered += len(fields[0])
             self.moved.update(fields[0])
             for seq in fields[0]:
                 leases.moving.pop(seq, None)
         elif kind == STAYED:
             for seq in fields[0]:
                 leases.moving.pop(seq, None)
+
+
+def _grant(node: str, number: int, deadline: int, seqs: list[int], codes: bytes = b"") -> Grant:
+    return Grant(node, number, deadline, seqs, codes=codes)

@@ -3,13 +3,15 @@
 A job is a live record. It is in one of these states, and costs memory here only in the later ones:
 
     waiting    above the cursor, never leased: nothing is kept of it
+    scheduled  written with a time that has not come (timetable.py)
     leased     somebody holds it until a deadline
-    free       may be claimed again: its lease ended, was given back, or its delay is over
+    free       may be claimed again: its lease ended, was given back, its delay is over, or its time has come
     delayed    given back for later
     leaving    acknowledged, or on its way to the dead-letter topic, and not deleted yet
 
 An expired lease is free and leased at the same time: until somebody else claims the job, its holder may still finish
-it. Every live job at or below the cursor is leased, free, delayed or leaving, so the cursor passes no job by.
+it. Every live job at or below the cursor is leased, free, delayed or leaving, so the cursor passes no job by. Where
+jobs have priorities, each priority has its cursor (line.py).
 
 Records leave the log for other reasons than an ack (caps, time, deletes). The log tells of deletes inside it
 (`drop`, `drop_range`) and `settle` notices what is below its first live seq. Each seq costs that once.
@@ -19,14 +21,16 @@ an event happens and when it is replayed. Whether something may happen is asked 
 """
 
 from collections.abc import Iterable, Iterator
-from heapq import heapify, heappop, heappush
+from heapq import heappop, heappush
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from topics.core.bits import runs, span
+from topics.core.block import Block
 from topics.core.calendar import Calendar
+from topics.core.lease_parts import AGAIN, EXPIRED, FIRST, Failure, Grant, Lease, Move
+from topics.core.line import Line, Pick, chunk_of, is_uneven, live_jobs, waiting
 from topics.core.ranges import SeqRanges
 
 if TYPE_CHECKING:
@@ -35,38 +39,15 @@ if TYPE_CHECKING:
 STALE_MIN = 1024  # entries of the calendar that may be stale whatever there is
 
 
-class Lease(msgspec.Struct, gc=False):
-    number: int
-    node: str
-    deadline: int
-    owner: int = 0  # the stream it was pushed on; 0: it was claimed
-
-
-class Grant(msgspec.Struct, gc=False):
-    """Jobs that one claimer gets, under consecutive lease numbers."""
-
-    node: str
-    number: int
-    deadline: int
-    seqs: list[int]
-    owner: int = 0
-
-
-class Move(msgspec.Struct, frozen=True):
-    """A job on its way to the dead-letter topic."""
-
-    dest: str
-    deliveries: int
-    since: int  # when that was decided
-
-
 class Leases:
     __slots__ = (
+        "_cursors",
         "_deadlines",
         "_delayed",
         "_deliveries",
         "_dues",
         "_expired",
+        "_failures",
         "_floor",
         "_free",
         "_heap",
@@ -76,6 +57,7 @@ class Leases:
         "cursor",
         "dead_lettered",
         "freed",
+        "line",
         "logged",
         "moving",
     )
@@ -97,6 +79,9 @@ class Leases:
         self.freed: set[int] = set()  # streams that hold less than before; who feeds them takes them out
         self._floor = 0
         self.moving: dict[int, Move] = {}  # of those that are leaving
+        self._failures: dict[int, Failure] = {}
+        self.line: Line | None = None  # once some job has a priority or a time
+        self._cursors: dict[int, int] = {}  # by priority, of those that are not 0
 
     # --- looking --------------------------------------------------------------------------------------------------
 
@@ -115,6 +100,9 @@ class Leases:
             if self._delayed.get(seq) == due:
                 del self._delayed[seq]
                 self._make_free(seq)
+        if self.line is not None:
+            for _, seq in self.line.timetable.pop_due(now):
+                self._make_free(seq)
 
     @property
     def in_flight(self) -> int:
@@ -122,13 +110,18 @@ class Leases:
 
     def ready(self, jobs: int) -> int:
         """How many of the log's `jobs` could be claimed now."""
-        return jobs - self.in_flight - len(self._delayed) - len(self._leaving)
+        return jobs - self.in_flight - len(self._delayed) - len(self._leaving) - self.scheduled
+
+    @property
+    def scheduled(self) -> int:
+        return self.line.timetable.count if self.line is not None else 0
 
     @property
     def next_due(self) -> int | None:
         """Not before this time does anything become free by itself."""
         ends, due = self._deadlines.first, self._dues.first
-        times = [when for when in (ends + 1 if ends is not None else None, due) if when is not None]
+        planned = self.line.timetable.first if self.line is not None else None
+        times = [when for when in (ends + 1 if ends is not None else None, due, planned) if when is not None]
         return min(times, default=None)
 
     @property
@@ -157,7 +150,82 @@ class Leases:
         return sorted(self._owned.get(owner, ()))
 
     def deliveries(self, seq: int) -> int:
-        return self._deliveries.get(seq, 1 if seq <= self.cursor else 0)
+        times = self._deliveries.get(seq)
+        if times is not None:
+            return times
+        if self.line is None:
+            return 1 if seq <= self.cursor else 0
+        priority, _, timed = self.line.terms(seq)
+        return 1 if seq <= self._cursor_of(priority) and not timed else 0
+
+    def _cursor_of(self, priority: int) -> int:
+        return self._cursors.get(priority, 0) if priority else self.cursor
+
+    def last_failure(self, seq: int) -> Failure | None:
+        """Why and when a job was last not finished, if that is known."""
+        lease = self._leases.get(seq)
+        if lease is not None and seq in self._free:
+            return Failure(EXPIRED, lease.deadline)
+        return self._failures.get(seq)
+
+    def is_free(self, seq: int) -> bool:
+        return seq in self._free
+
+    def is_idle(self, seq: int) -> bool:
+        """Whether it could be claimed, if it is live."""
+        if seq in self._free:
+            return True
+        if seq in self._leases or seq in self._delayed or seq in self._leaving:
+            return False
+        return self.line is None or not self.line.terms(seq)[2]  # else its time has not come
+
+    def codes_of(self, seqs: Iterable[int]) -> bytes:
+        """With a line: for each job that is about to be leased its priority, if that is a cursor's, else FIRST or
+        AGAIN. It tells a replay which cursors move and what to count, when the jobs are long gone."""
+        line = self.line
+        if line is None:
+            return b""
+        codes = bytearray()
+        for seq in seqs:
+            priority, _, timed = line.terms(seq)
+            if seq not in self._free:
+                codes.append(priority)
+            else:
+                codes.append(FIRST if timed and seq not in self._deliveries else AGAIN)
+        return bytes(codes)
+
+    def free_of(self, priority: int) -> Iterator[tuple[int, Pick]]:
+        """With a line: the free jobs of a priority, and since when each waits. Whoever takes one says so with
+        `take_free` before asking for the next."""
+        assert self.line is not None
+        heap = self.line.heaps[priority]
+        seen: set[int] = set()  # a job may stand there twice
+        while heap:
+            since, seq = heap[0]
+            chunk = chunk_of(self.line.topic, seq) if seq in self._free and seq not in seen else None
+            if chunk is None:
+                heappop(heap)
+            else:
+                seen.add(seq)
+                yield since, (seq, chunk)
+
+    def take_free(self, priority: int) -> None:
+        """The first free job of a priority is picked, as by `pick_free`."""
+        assert self.line is not None
+        heappop(self.line.heaps[priority])
+
+    def waiting_of(self, priority: int) -> Iterator[tuple[int, Pick]]:
+        """With a line: the jobs of a priority that were never leased, and since when each waits."""
+        assert self.line is not None
+        topic = self.line.topic
+        passed = topic.head_seq
+        for seq, chunk in waiting(topic, priority, self._cursor_of(priority)):
+            if seq not in self._leaving:
+                if priority and passed >= seq:
+                    self._cursors[priority] = passed = seq - 1  # what is dead is not looked at again
+                yield chunk.base_ts + chunk.ts[seq - chunk.first_seq], (seq, chunk)
+        if priority and passed == topic.head_seq:
+            self._cursors[priority] = passed
 
     def pick_free(self) -> int | None:
         """The lowest free job. It stays free until it is claimed or leaves, but is not picked again: see `put_back`."""
@@ -169,7 +237,14 @@ class Leases:
 
     def put_back(self, seq: int) -> None:
         """It was picked and is not wanted."""
-        heappush(self._heap, seq)
+        if seq in self._free:
+            self._queue_up(seq)
+
+    def _queue_up(self, seq: int) -> None:
+        if self.line is None:
+            heappush(self._heap, seq)
+        else:
+            self.line.set_free(seq)
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -180,16 +255,28 @@ class Leases:
             node = intern(grant.node)
             owned = self._owned.get(grant.owner) if grant.owner else None
             for number, seq in enumerate(grant.seqs, grant.number):
-                deliveries = self._deliveries.pop(seq, 1 if seq <= cursor else 0)
+                if grant.codes:
+                    self._count(seq, grant.codes[number - grant.number])
+                else:
+                    deliveries = self._deliveries.pop(seq, 1 if seq <= cursor else 0)
+                    if deliveries:
+                        self._deliveries[seq] = deliveries + 1
+                    self.cursor = max(self.cursor, seq)
                 self._detach(seq)
-                if seq > self.cursor:
-                    self.cursor = seq
-                if deliveries:
-                    self._deliveries[seq] = deliveries + 1
                 self._leases[seq] = Lease(number, node, grant.deadline, grant.owner)
                 self._deadlines.add(grant.deadline, seq)
                 if owned is not None:
                     owned.add(seq)
+
+    def _count(self, seq: int, code: int) -> None:
+        """One more delivery of a job in a queue with a line. What had to wait for its time always has its own entry: no
+        cursor tells whether it was ever leased."""
+        if code >= FIRST:
+            self._deliveries[seq] = self._deliveries.get(seq, 0 if code == FIRST else 1) + 1
+        elif code:
+            self._cursors[code] = max(self._cursors.get(code, 0), seq)
+        else:
+            self.cursor = max(self.cursor, seq)
 
     def extend(self, seqs: Iterable[int], deadline: int) -> None:
         for seq in seqs:
@@ -206,11 +293,17 @@ class Leases:
         if self._deadlines.size > 2 * len(self._leases) + STALE_MIN:
             self._deadlines.refill((lease.deadline, seq) for seq, lease in self._leases.items())
 
-    def release(self, seqs: Iterable[int], due: int, now: int) -> None:
-        """Give leases back; the jobs are free from `due` on."""
+    def release(
+        self, seqs: Iterable[int], due: int, now: int, failure: Failure | None = None, *, counts: bool = True
+    ) -> None:
+        """Give leases back; the jobs are free from `due` on. Unless it `counts`, it was no delivery."""
         for seq in seqs:
             if seq not in self._leases:
                 continue
+            if not counts:
+                self._deliveries[seq] = max(0, self._deliveries.get(seq, 1) - 1)
+            if failure is not None:
+                self._failures[seq] = failure
             self._detach(seq)
             if due > now:
                 self._delayed[seq] = due
@@ -264,6 +357,9 @@ class Leases:
 
     def drop(self, gone: SeqRanges) -> None:
         """These records were deleted."""
+        if self.scheduled and self.line is not None:
+            for first, last in gone:
+                self.line.timetable.drop_range(first, last)
         if gone.count > self.known + len(self._deliveries):
             self._drop_all([seq for seq in self._known_seqs() if seq in gone])
         else:
@@ -271,6 +367,8 @@ class Leases:
                 self._drop_all(range(first, last + 1))
 
     def drop_range(self, first: int, last: int) -> None:
+        if self.line is not None:
+            self.line.timetable.drop_range(first, last)
         if last - first > self.known + len(self._deliveries):
             self._drop_all([seq for seq in self._known_seqs() if first <= seq <= last])
         else:
@@ -283,6 +381,7 @@ class Leases:
         for seq in seqs:
             self._detach(seq)
             self._deliveries.pop(seq, None)
+            self._failures.pop(seq, None)
             self.moving.pop(seq, None)
 
     def _detach(self, seq: int) -> None:
@@ -298,9 +397,16 @@ class Leases:
         self._leaving.discard(seq)
 
     def _make_free(self, seq: int) -> None:
-        if seq <= self.cursor:  # else it is waiting
+        if self._is_known(seq):  # else it is waiting
             self._free.add(seq)
-            heappush(self._heap, seq)
+            self._queue_up(seq)
+
+    def _is_known(self, seq: int) -> bool:
+        """Whether the cursor of its kind has passed it."""
+        if self.line is None:
+            return seq <= self.cursor
+        priority, _, timed = self.line.terms(seq)
+        return timed or seq <= self._cursor_of(priority)
 
     def come_back(self, first: int, last: int) -> None:
         """Jobs that were not there for a while: none of them must be passed by."""
@@ -324,7 +430,9 @@ class Leases:
         ]
         delayed, deliveries = list(self._delayed.items()), list(self._deliveries.items())
         moving = [[seq, *msgspec.structs.astuple(move)] for seq, move in self.moving.items()]
-        return [self.cursor, self.dead_lettered, list(nodes), held, delayed, deliveries, moving]
+        failures = [[seq, failure.reason, failure.ts] for seq, failure in self._failures.items()]
+        cursors = list(self._cursors.items())
+        return [self.cursor, self.dead_lettered, list(nodes), held, delayed, deliveries, moving, cursors, failures]
 
     def without_leases(self) -> "Leases":
         """What stands when nobody knows who holds what."""
@@ -346,35 +454,41 @@ class Leases:
             leases._dues.add(due, seq)
         leases._deliveries = dict(deliveries)
         leases.moving = {seq: Move(*move) for seq, *move in moving}
+        cursors, failures = fields[7:9] if len(fields) > 7 else ([], [])
+        leases._cursors = dict(cursors)
+        leases._failures = {seq: Failure(reason, ts) for seq, reason, ts in failures}
         return leases
 
     def match_with(self, topic: "Topic") -> None:
-        """After a replay: forget jobs that are gone, and let no live one up to the cursor be passed by."""
+        """After a replay: forget jobs that are gone, and let no live one that a cursor has passed be passed by."""
         self.cursor = min(self.cursor, topic.head_seq)
-        live = set(live_jobs(topic, max(self.cursor, *self.moving, 0)))
-        self._drop_all(self._known_seqs() - live)
+        self._drop_all([seq for seq in self._known_seqs() if chunk_of(topic, seq) is None])
         for seq, move in self.moving.items():
             self.move((seq,), move)
-        below = {seq for seq in live if seq <= self.cursor}
-        self._free |= below - self._leases.keys() - self._delayed.keys() - self._leaving
-        self._heap = list(self._free)
-        heapify(self._heap)
+        busy = self._leases.keys() | self._delayed.keys() | self._leaving
+        self._free = set()
+        if topic.config.type == "queue" and is_uneven(topic):
+            self.line = Line(topic)
+            known = self.line.recall(self._cursor_of, busy, self._deliveries)
+        else:
+            known = live_jobs(topic, self.cursor)
+        self._free.update(seq for seq in known if seq not in busy)
+        self._heap = []
+        for seq in self._free:
+            self._queue_up(seq)
+
+    def enlist(self, topic: "Topic", block: Block) -> None:
+        """Jobs with priorities or times are about to come in."""
+        if self.line is None:
+            self.line = Line(topic)
+            for seq in self._free:
+                self._queue_up(seq)
+            self._heap = []
+        self.line.enlist(block)
 
 
-def counts(topic: "Topic", now: int) -> tuple[int, int, int]:
-    """Jobs of a queue that are ready, jobs in flight, and how many became dead letters."""
-    leases = topic.leases
-    if leases is None:
-        return topic.count, 0, 0
-    leases.settle(topic.earliest_seq, now)
-    return leases.ready(topic.count), leases.in_flight, leases.dead_lettered
-
-
-def live_jobs(topic: "Topic", through_seq: int) -> Iterator[int]:
-    """The live seqs up to `through_seq`, ascending."""
-    for chunk in topic.chunks:
-        if chunk.first_seq > through_seq:
-            return
-        high = min(len(chunk), through_seq + 1 - chunk.first_seq)
-        for low, end in runs(span(0, high) & ~chunk.dead):
-            yield from range(chunk.first_seq + low, chunk.first_seq + end)
+def leases_of(topic: "Topic") -> Leases:
+    """Those of a queue, made if there are none yet."""
+    if topic.leases is None:
+        topic.leases = Leases()
+    return topic.leases

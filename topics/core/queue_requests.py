@@ -6,6 +6,8 @@ import msgspec
 
 from topics import errors, limits
 from topics.core.config import LEASE_MS_MAX, LEASE_MS_MIN
+from topics.core.match import TagMatch, parse_match
+from topics.core.names import TOPIC_RULE, is_topic_name
 from topics.core.requests import U64_MAX, check_node, decode_body
 from topics.errors import TopicsError, invalid
 from topics.limits import Limits
@@ -31,10 +33,24 @@ class SettleBody(msgspec.Struct, frozen=True):
 
 class NackBody(SettleBody, frozen=True, kw_only=True):
     delay_ms: int | None = None
+    reason: str | None = None
+    penalty: bool = True
 
 
 class ExtendBody(SettleBody, frozen=True, kw_only=True):
     lease_ms: int
+
+
+class RedriveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # it moves things
+    to: str
+    match: msgspec.Raw = msgspec.Raw(b"")
+    limit: int | None = None
+
+
+class Redrive(msgspec.Struct, frozen=True):
+    to: str
+    match: TagMatch | None
+    limit: int
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -51,12 +67,16 @@ class Settle(msgspec.Struct, frozen=True):
     seqs: list[int]
     numbers: list[int] | None
     ms: int = 0  # delay of a nack, length of an extension
+    reason: str = ""  # of a nack
+    penalty: bool = True  # whether it counts as a delivery
 
 
 _claim = msgspec.json.Decoder(ClaimBody)
 _ack = msgspec.json.Decoder(SettleBody)
 _nack = msgspec.json.Decoder(NackBody)
 _extend = msgspec.json.Decoder(ExtendBody)
+_redrive = msgspec.json.Decoder(RedriveBody)
+_any = msgspec.json.Decoder()
 BodyT = TypeVar("BodyT", bound=SettleBody)
 
 
@@ -77,12 +97,30 @@ def decode_ack(body: bytes | memoryview, bounds: Limits) -> Settle:
 def decode_nack(body: bytes | memoryview, bounds: Limits) -> Settle:
     parsed: NackBody = decode_body(_nack, body, bounds)
     delay_ms = min(_u64("delay_ms", parsed.delay_ms or 0), limits.NACK_DELAY_MS_MAX)
-    return _settle(parsed, bounds, delay_ms)
+    reason = parsed.reason or ""
+    if (size := len(reason.encode())) > limits.NACK_REASON_BYTES_MAX:
+        most = limits.NACK_REASON_BYTES_MAX
+        raise invalid(f"reason is {size} bytes; the limit is {most}: shorten it", field="reason", bytes=size, max=most)
+    settle = _settle(parsed, bounds, delay_ms)
+    return msgspec.structs.replace(settle, reason=reason, penalty=parsed.penalty)
 
 
 def decode_extend(body: bytes | memoryview, bounds: Limits) -> Settle:
     parsed: ExtendBody = decode_body(_extend, body, bounds)
     return _settle(parsed, bounds, clamp_lease(parsed.lease_ms) or 0)
+
+
+def decode_redrive(body: bytes | memoryview, topic: str, bounds: Limits) -> Redrive:
+    parsed: RedriveBody = decode_body(_redrive, body, bounds)
+    if not is_topic_name(parsed.to):
+        raise invalid(f"to must be the name of a queue, which has {TOPIC_RULE}", field="to")
+    if parsed.to == topic:
+        raise invalid("to must be another topic than the one that is emptied", field="to")
+    limit = parsed.limit if parsed.limit is not None else limits.REDRIVE_DEFAULT
+    if limit < 1:
+        raise invalid("limit must be a whole number, 1 or more", field="limit")
+    given = bytes(parsed.match) not in (b"", b"null")
+    return Redrive(parsed.to, parse_match(_any.decode(parsed.match)) if given else None, min(limit, limits.REDRIVE_MAX))
 
 
 def check_worker(node: str, bounds: Limits) -> str:

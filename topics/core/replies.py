@@ -13,8 +13,8 @@ from topics.core import groups, priority
 from topics.core.config import to_json
 from topics.core.diff import Buffer, Plan
 from topics.core.groups import Group
-from topics.core.leases import counts
 from topics.core.loss import Tombstone
+from topics.core.queue_counts import counts
 from topics.core.requests import quoted
 from topics.core.topic import Topic
 
@@ -67,7 +67,7 @@ def topic_state(topic: Topic, now_ms: int) -> bytes:
 
 
 def queue_state(topic: Topic, now_ms: int) -> bytes:
-    return b',"queue":{"ready":%d,"in_flight":%d,"dead_lettered":%d}' % counts(topic, now_ms)
+    return b',"queue":{"ready":%d,"in_flight":%d,"dead_lettered":%d,"scheduled":%d}' % counts(topic, now_ms)
 
 
 # --- consumer groups ----------------------------------------------------------------------------------------------
@@ -130,13 +130,13 @@ def claimed(topic: Topic, jobs: list[tuple[int, bytes]], now_ms: int) -> list[Bu
         if index:
             out.append(b",")
         out.append(text)
-    out.append(b'],"count":%d,"ready":%d' % (len(jobs), counts(topic, now_ms)[0]))
+    out.append(b'],"count":%d,"ready":%d' % (len(jobs), counts(topic, now_ms).ready))
     return out
 
 
 def settled(topic: Topic, what: bytes, count: int, skipped: list[int], now_ms: int) -> bytes:
     """The answer to an ack or a nack."""
-    ready, in_flight, _ = counts(topic, now_ms)
+    ready, in_flight, *_ = counts(topic, now_ms)
     return b'{"topic":%b,"%b":%d,"skipped":%b,"ready":%d,"in_flight":%d' % (
         quoted(topic.name),
         what,

@@ -15,6 +15,7 @@ from topics.core.config import ConfigPatch, parse_config
 from topics.core.idempotency import digest_record_key
 from topics.core.match import TagMatch, parse_match
 from topics.core.pieces import decode_pieces, is_utf8
+from topics.core.terms import check_term
 from topics.errors import TopicsError, invalid
 from topics.limits import Limits
 
@@ -31,6 +32,9 @@ class RecordIn(msgspec.Struct, frozen=True, gc=False):
     node: str | None = None
     meta: msgspec.Raw = _NO_RAW
     dedup_key: str | None = None
+    priority: int | None = None  # these three are for queues: see terms.py
+    delay_ms: int | None = None
+    not_before: int | None = None
 
 
 class AppendBody(msgspec.Struct, frozen=True):
@@ -71,6 +75,9 @@ class Append(msgspec.Struct, frozen=True):
     disable_backpressure: bool
     may_configure: bool = True  # False: whoever sent this must not choose what a new topic is like
     dedups: tuple[tuple[int, bytes], ...] = ()  # (index, digest) of the records that have a dedup_key (dedup.py)
+    has_terms: bool = False  # some record has a priority or a time
+    copied: bool = False  # by the server itself
+    origin: bytes = b""  # of the first record of a copy, if it has to be found again (extras.py)
 
 
 class Diff(msgspec.Struct, frozen=True):
@@ -131,10 +138,14 @@ def decode_append(
             {"records": len(records), "max": bounds.batch_records},
         )
     dedups = []
+    has_terms = False
     for index, record in enumerate(records):
         _check_record(index, record, bounds)
         if record.dedup_key is not None:
             dedups.append((index, _dedup_digest(index, record.dedup_key)))
+        if record.priority is not None or record.delay_ms is not None or record.not_before is not None:
+            check_term(index, record)
+            has_terms = True
     if parsed.node is not None:
         check_node(parsed.node, "node", bounds)
     key = parsed.idempotency_key if parsed.idempotency_key is not None else header_key
@@ -144,7 +155,15 @@ def decode_append(
         )
     config = parse_config(bytes(parsed.config), topic) if _given(parsed.config) else None
     return Append(
-        records, parsed.node, key, parsed.create, config, parsed.disable_backpressure, may_configure, tuple(dedups)
+        records,
+        parsed.node,
+        key,
+        parsed.create,
+        config,
+        parsed.disable_backpressure,
+        may_configure,
+        tuple(dedups),
+        has_terms,
     )
 
 

@@ -28,9 +28,11 @@ from topics.core.events import (
     WentIdle,
 )
 from topics.core.idempotency import KeyWindow, Remembered, digest_key
+from topics.core.leases import leases_of
 from topics.core.loss import CORRUPT, CRASH
 from topics.core.render import render_blocks
 from topics.core.requests import Append
+from topics.core.terms import check_topic, lay_terms
 from topics.core.topic import Topic
 from topics.errors import TopicsError, topic_not_found
 
@@ -156,10 +158,16 @@ def decide_append(
     key = digest_key(request.key) if request.key is not None else b""
     if key or request.dedups:
         _check_keys(state, key_count(request))
+    if request.has_terms and not request.copied:
+        check_topic(request.records, topic, now_ms)
     ts = blocks[0].base_ts if blocks else max(now_ms, topic.last_ts)
     if blocks is None:
         blocks = render_blocks(request.records, request.node, topic.next_seq, ts)
     assert not blocks or (blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts)
+    if request.has_terms and blocks:
+        lay_terms(blocks, request.records, ts)
+    if request.origin:
+        blocks[0].need_extras().origins[0] = request.origin
     if topic.config.discard == "reject":
         check_room(topic, len(request.records), sum([block.size for block in blocks]))
     return Appended(topic.id, topic.epoch, ts, topic.next_seq, len(request.records), key, blocks, request.dedups)
@@ -265,6 +273,9 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     _bridge(state, topic, event.first_seq - 1)
     if event.first_seq <= topic.head_seq:
         return topic
+    for block in event.blocks:
+        if block.extras is not None and topic.config.type == "queue" and not state.replaying:
+            leases_of(topic).enlist(topic, block)  # before: the topic may join it with others
     if event.blocks:
         topic.append(event.blocks, event.ts)
     state.now_ms = max(state.now_ms, event.ts)

@@ -39,6 +39,7 @@ TOPIC_FIELDS = (
     ("bytes_live", "Live bytes per topic."),
     ("queue_ready", "Claimable jobs per queue."),
     ("queue_in_flight", "Leased jobs per queue."),
+    ("queue_scheduled", "Jobs per queue whose time has not come."),
 )
 GROUP_FIELDS = (
     ("cursor_seq", "The last seq that a consumer group is done with."),

@@ -1,4 +1,4 @@
-"""Queues: claim, ack, nack, extend, and the stream of jobs (API §10).
+"""Queues: claim, ack, nack, extend, the stream of jobs (API §10), and dead letters that go back.
 
 Bodies go to the queue's shard untouched, and its answers come back as they are.
 """
@@ -9,15 +9,19 @@ from typing import Any
 from topics import limits
 from topics.core.config import CLAIM_JITTER_MS_MAX
 from topics.core.names import check_topic_name
+from topics.core.queue_requests import decode_redrive
 from topics.errors import invalid
 from topics.gateway import sse
+from topics.gateway.bodies import read_body
 from topics.gateway.dispatch import Gateway
 from topics.gateway.messages import Request, Response
 from topics.gateway.questions import Ask, Question, asking_route
 from topics.gateway.routing import Route
 from topics.gateway.watch_routes import check_accept, live_of
 from topics.gateway.work_stream import WorkStream
+from topics.keys import authorise
 
+REDRIVE_DEADLINE_MS = limits.REDRIVE_WAIT_MS + limits.CALL_DEADLINE_MS
 CLAIM_DEADLINE_MS = CLAIM_JITTER_MS_MAX + limits.CALL_DEADLINE_MS
 
 
@@ -52,6 +56,15 @@ async def work(gateway: Gateway, request: Request) -> Response:
     return Response(b"", content_type=sse.CONTENT_TYPE, headers=sse.HEADERS, stream=body)
 
 
+async def redrive(gateway: Gateway, request: Request) -> Response:
+    """The destination is named in the body, so that has to be looked at for the key's prefixes."""
+    name = check_topic_name(request.name)
+    body = await read_body(request, gateway.limits.body_bytes)
+    authorise(request.principal, 0, decode_redrive(body, name, gateway.limits).to)
+    reply = await gateway.shards.call(name, "redrive", {"topic": name}, body, REDRIVE_DEADLINE_MS)
+    return Response(reply.body, 200, reply.head["perf"])
+
+
 def _whole(field: str, text: str) -> int:
     if not re.fullmatch(r"-?[0-9]{1,18}", text):
         raise invalid(f"{field} must be a whole number", field=field)
@@ -64,4 +77,5 @@ ROUTES = (
     asking_route("POST", "/v0/topics/:topic/ack", _settle("ack"), "queue.ack"),
     asking_route("POST", "/v0/topics/:topic/nack", _settle("nack"), "queue.nack"),
     asking_route("POST", "/v0/topics/:topic/extend", _settle("extend"), "queue.extend"),
+    Route("POST", "/v0/topics/:topic/redrive", redrive, "queue.redrive"),
 )

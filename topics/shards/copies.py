@@ -1,7 +1,8 @@
 """Records that the server itself puts into a topic, here or on another shard: the call `copy`.
 
-    head        topic, key, and if it may be there already: since when, and the mark that its meta then ends with
-    body        records: a msgpack array of [data, meta, tag, node], data and meta as they stand in JSON
+    head        topic, key; create (false: only if the topic is there); origin, if the copy is to be found by that; and
+                if it may be there already: since when, and the mark that its meta then ends with
+    body        records: a msgpack array of [data, meta, tag, node, priority], data and meta as they stand in JSON
     reply head  first_seq, deduped
 
 The limits of requests do not apply: what was once let in can be moved. Caps and quotas of the destination do. It is
@@ -30,6 +31,10 @@ from topics.shards.waiting import wait_for
 CLOCK_SLACK_MS = 60_000  # two shards' clocks may differ by as much, if the system's was set back
 
 
+class _Typed(msgspec.Struct):
+    type: str
+
+
 class Copies:
     def __init__(self, store: Store, peers: Peers) -> None:
         self._store = store
@@ -37,22 +42,40 @@ class Copies:
         self._peers = peers
 
     async def put(
-        self, topic: str, key: str, records: Sequence[RecordIn], since: int | None = None, mark: bytes = b""
+        self,
+        topic: str,
+        key: str,
+        records: Sequence[RecordIn],
+        since: int | None = None,
+        mark: bytes = b"",
+        *,
+        origin: bytes = b"",
+        create: bool = True,
     ) -> None:
         """Until the records are in the topic, wherever it is. Raises if they were refused, or nobody knows.
 
-        `since` if it may have been done before, at that time or later; `mark` is how the meta of such a record ends.
+        `since` if it may have been done before, at that time or later; `mark` is how the meta of such a record ends,
+        or `origin` what its block says of it.
         """
         peer = self._peers.owner_of(topic)
+        head = CopyHead(topic, key, since, mark, origin, create)
         if peer is None:
-            if since is None or not await self._has(topic, since, mark):
-                await wait_for(lambda done, fail: self.take(topic, key, records, done, fail))
+            if since is None or not await self._has(head, since):
+                await wait_for(lambda done, fail: self.take(head, records, done, fail))
             return
-        head: dict[str, object] = {"topic": topic, "key": key}
-        if since is not None:
-            head |= {"since": since, "mark": mark}
-        body = msgpack.packb([[bytes(record.data), bytes(record.meta), record.tag, record.node] for record in records])
-        await peer.call("copy", head, body, deadline_ms=limits.CALL_DEADLINE_MS)
+        body = msgpack.packb(
+            [[bytes(record.data), bytes(record.meta), record.tag, record.node, record.priority] for record in records]
+        )
+        await peer.call("copy", msgspec.structs.asdict(head), body, deadline_ms=limits.CALL_DEADLINE_MS)
+
+    async def type_of(self, topic: str) -> str:
+        """What a topic is, wherever it is. Raises if there is none, or nobody knows."""
+        peer = self._peers.owner_of(topic)
+        if peer is None:
+            return self._engine.state.find(topic).config.type
+        head = {"topic": topic, "touch": False}
+        reply = await peer.call("state", head, deadline_ms=limits.CALL_DEADLINE_MS)
+        return msgspec.json.decode(bytes(reply.body) + b"}", type=_Typed).type
 
     def copy(self, call: Call) -> None:
         head = read_head(call.head, CopyHead)
@@ -62,14 +85,14 @@ class Copies:
             self._copy(call, head)
 
     async def _copy_unless_there(self, call: Call, head: CopyHead, since: int) -> None:
-        if await self._has(head.topic, since, head.mark):
+        if await self._has(head, since):
             call.reply({"first_seq": 0, "deduped": True})
         else:
             self._copy(call, head)
 
-    async def _has(self, name: str, since: int, mark: bytes) -> bool:
-        """Whether a record with this mark has come since then. Also one that was deleted again, if it can be read."""
-        topic = self._engine.state.topics.get(name)
+    async def _has(self, head: CopyHead, since: int) -> bool:
+        """Whether this copy has come since then. Also one that was deleted again, if it can be read."""
+        topic = self._engine.state.topics.get(head.topic)
         for chunk in reversed(topic.chunks if topic is not None else []):
             if chunk.last_ts < since - CLOCK_SLACK_MS:
                 break
@@ -77,23 +100,26 @@ class Copies:
                 block = await hidden.fetch_block(self._store, chunk)
             except BadBlock:
                 continue  # its readers are told
-            if _find_mark(block, mark):
+            if head.origin:
+                if block.extras is not None and head.origin in block.extras.origins.values():
+                    return True
+            elif _find_mark(block, head.mark):
                 return True
         return False
 
     def _copy(self, call: Call, head: CopyHead) -> None:
         records = [
-            RecordIn(msgspec.Raw(data), tag, node, msgspec.Raw(meta))
-            for data, meta, tag, node in msgpack.unpackb(call.body, raw=False)
+            RecordIn(msgspec.Raw(data), tag, node, msgspec.Raw(meta), priority=priority)
+            for data, meta, tag, node, priority in msgpack.unpackb(call.body, raw=False)
         ]
 
         def done(outcome: Appending) -> None:
             call.reply({"first_seq": outcome.first_seq, "deduped": outcome.deduped})
 
-        self.take(check_topic_name(head.topic), head.key, records, done, call.fail)
+        self.take(head, records, done, call.fail)
 
-    def take(self, name: str, key: str, records: Sequence[RecordIn], done: Done, fail: Fail) -> None:
-        engine = self._engine
+    def take(self, head: CopyHead, records: Sequence[RecordIn], done: Done, fail: Fail) -> None:
+        engine, name = self._engine, check_topic_name(head.topic)
 
         def written(outcome: Appending) -> None:
             topic = engine.state.topics.get(name)
@@ -102,7 +128,19 @@ class Copies:
             else:
                 engine.log.when_synced(lambda: done(outcome))
 
-        engine.append(name, Append(records, None, key, None, None, False), written, fail)
+        has_terms = any(record.priority for record in records)
+        request = Append(
+            records,
+            None,
+            head.key,
+            None if head.create else False,
+            None,
+            False,
+            has_terms=has_terms,
+            copied=True,
+            origin=head.origin,
+        )
+        engine.append(name, request, written, fail)
 
 
 def _find_mark(block: Block, mark: bytes) -> bool:

@@ -1,23 +1,28 @@
-"""Jobs on their way to the dead-letter topic, which may be on another shard.
+"""Jobs on their way to the dead-letter topic, and dead letters on their way back; either may be on another shard.
 
 A move is three steps, each logged before the next: that it begins (the leases log), the copy (the destination, under a
-key made of queue, epoch and seq), that it is done and the job deleted. A crash of either side leaves the job where it
-was, or twice for a moment: the move is taken up again at the next start, and the copy is not made a second time
-(copies.py). While the destination refuses, the job is in neither of the queue's counters and is tried again, ever less
-often.
+key made of topic, epoch and seq), that it is done and the record deleted. A crash of either side leaves the record
+where it was, or twice for a moment: the move is taken up again at the next start, and the copy is not made a second
+time (copies.py).
+
+While a dead-letter topic refuses, the job is in neither of the queue's counters and is tried again, ever less often. A
+dead letter that is refused on its way back stays where it is, unless the copy may have been made all the same.
 """
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 
 import trio
 
-from topics import limits
-from topics.core import jobs, lease_events
+from topics import errors, limits
+from topics.core import lease_events
 from topics.core.block import BadBlock
-from topics.core.claims import Pick, chunk_of
-from topics.core.leases import Move
+from topics.core.dead_letters import dead_letter, dead_letter_mark, revived
+from topics.core.idempotency import digest_key
+from topics.core.lease_parts import UNKNOWN, Failure, Move
+from topics.core.line import Pick, chunk_of
 from topics.core.loss import CORRUPT
 from topics.core.ranges import SeqRanges
 from topics.core.requests import RecordIn
@@ -31,6 +36,16 @@ from topics.shards.store import Store
 from topics.shards.waiting import wait_for
 
 log = logging.getLogger(__name__)
+UNSURE = (errors.NOT_READY, errors.SHUTTING_DOWN, errors.INTERNAL)  # refusals of a shard that may have written it
+Over = Callable[[TopicsError | None], None]
+
+
+class _Refused(Exception):
+    """The destination does not take it."""
+
+    def __init__(self, error: TopicsError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 class DeadLetters:
@@ -39,30 +54,41 @@ class DeadLetters:
         self._engine = store.engine
         self._log = log
         self._copies = copies
-        self._todo: deque[tuple[Queue, int, bool]] = deque()  # whether it may be there already
+        self._todo: deque[tuple[Queue, int, bool, Over | None]] = deque()  # whether it may be there already; who asks
         self._more = trio.Event()
 
     def start(self, queue: Queue, picks: list[Pick]) -> set[int]:
-        """Begin to move jobs; the seqs of those that are on their way now."""
+        """Begin to move jobs away; the seqs of those that are on their way now."""
         dest, now = queue.topic.config.dead_letter, self._engine.now()
         assert dest is not None
-        moves = [(seq, Move(dest, queue.leases.deliveries(seq), now)) for seq, _ in picks]
-        seqs = [seq for seq, _ in moves]
-
-        def logged() -> None:
-            self._todo.extend((queue, seq, False) for seq in seqs)
-            self._more.set()
-
+        moves = []
+        for seq, _ in picks:
+            failure = queue.leases.last_failure(seq) or Failure(UNKNOWN, now)
+            moves.append((seq, Move(dest, queue.leases.deliveries(seq), now, failure.reason, failure.ts)))
         try:
-            self._log.note(queue.topic, lease_events.moving(moves), logged)
+            self._begin(queue, moves, None)
         except TopicsError as error:  # no room in the log: they stay due
             log.warning("dead letters of %s have to wait: %s", queue.topic.name, error)
-            for seq in seqs:
+            for seq, _ in moves:
                 queue.leases.put_back(seq)
             return set()
+        return {seq for seq, _ in moves}
+
+    def start_back(self, queue: Queue, seqs: list[int], dest: str, over: Over) -> None:
+        """Begin to move dead letters back; `over` for each of them, with why it stays, if it does. Raises if it is
+        refused."""
+        now = self._engine.now()
+        moves = [(seq, Move(dest, queue.leases.deliveries(seq), now, back=True)) for seq in seqs]
+        self._begin(queue, moves, over)
+
+    def _begin(self, queue: Queue, moves: list[tuple[int, Move]], over: Over | None) -> None:
+        def logged() -> None:
+            self._todo.extend((queue, seq, False, over) for seq, _ in moves)
+            self._more.set()
+
+        self._log.note(queue.topic, lease_events.moving(moves), logged)
         for seq, move in moves:
             queue.leases.move((seq,), move)
-        return set(seqs)
 
     def resume(self, queue: Queue, moved: set[int]) -> None:
         """After a start: delete what has arrived, and go on with what may have."""
@@ -70,7 +96,7 @@ class DeadLetters:
         if there:
             ranges = SeqRanges.from_ascending(there)
             self._engine.delete_records(queue.topic, 0, ranges, lambda _: None, lambda _: None)
-        self._todo.extend((queue, seq, True) for seq in queue.leases.moving)
+        self._todo.extend((queue, seq, True, None) for seq in queue.leases.moving)
         self._more.set()
 
     async def run(self) -> None:
@@ -82,25 +108,34 @@ class DeadLetters:
                     nursery.start_soon(self._move, at_once, *self._todo.popleft())
                 await self._more.wait()
 
-    async def _move(self, at_once: trio.CapacityLimiter, queue: Queue, seq: int, again: bool) -> None:
+    async def _move(
+        self, at_once: trio.CapacityLimiter, queue: Queue, seq: int, again: bool, over: Over | None
+    ) -> None:
         pause_ms = limits.DEAD_LETTER_RETRY_MIN_MS
+        refusal: TopicsError | None = None
         while not queue.is_gone and (move := queue.leases.moving.get(seq)) is not None:
             try:
                 async with at_once:
                     await self._try(queue, seq, move, again)
-            except RpcError as error:  # it may have arrived
+            except _Refused as refused:
+                again = again or refused.error.code in UNSURE
+                log.warning("%s refuses record %d of %s: %s", move.dest, seq, queue.topic.name, refused)
+                if self._stays(queue, move, refused.error) and self._let_stay(queue, seq):
+                    refusal = refused.error
+                    break
+            except (RpcError, TopicsError) as error:  # it may have arrived
                 again = True
-                log.warning("dead letter %d of %s: %s", seq, queue.topic.name, error)
-            except TopicsError as error:
-                log.warning("%s refuses dead letter %d of %s: %s", move.dest, seq, queue.topic.name, error)
-                if queue.topic.config.dead_letter != move.dest:
-                    self._let_stay(queue, seq)
+                log.warning("record %d of %s on its way to %s: %s", seq, queue.topic.name, move.dest, error)
             except BadBlock:
                 self._lose(queue, seq)
             else:
                 break
             await trio.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, limits.DEAD_LETTER_RETRY_MAX_MS)
+        if not queue.is_gone:
+            queue.settle()  # it may have left by itself
+        if over is not None:
+            over(refusal)
         queue.move_over(seq)
 
     async def _try(self, queue: Queue, seq: int, move: Move, again: bool) -> None:
@@ -108,14 +143,23 @@ class DeadLetters:
         record = await self._read(queue, seq, move)
         if record is None:
             return
-        key = f"dead-letter {topic.name} {topic.epoch} {seq}"
-        mark = jobs.dead_letter_mark(topic.name, move.deliveries, seq)
-        await self._copies.put(move.dest, key, [record], move.since if again else None, mark)
+        since = move.since if again else None
+        try:
+            if move.back:
+                key = f"redrive {topic.name} {topic.epoch} {seq}"
+                await self._copies.put(move.dest, key, [record], since, origin=digest_key(key), create=False)
+            else:
+                key = f"dead-letter {topic.name} {topic.epoch} {seq}"
+                mark = dead_letter_mark(topic.name, move.deliveries, seq)
+                await self._copies.put(move.dest, key, [record], since, mark)
+        except TopicsError as error:
+            raise _Refused(error) from error
         if queue.is_gone or seq not in queue.leases.moving:
             return  # it went some other way meanwhile
         with suppress(TopicsError):  # no room in the log: then a crash would forget that it was counted
-            self._log.note(topic, lease_events.moved([seq]))
-        queue.leases.dead_lettered += 1
+            self._log.note(topic, lease_events.moved([seq], back=move.back))
+        if not move.back:
+            queue.leases.dead_lettered += 1
         ranges = SeqRanges.from_ascending([seq])
         await wait_for(lambda done, fail: self._engine.delete_records(topic, 0, ranges, done, fail))
 
@@ -124,13 +168,22 @@ class DeadLetters:
         if chunk is None:
             return None
         block = await hidden.fetch_block(self._store, chunk)
-        return jobs.dead_letter(block, seq, queue.topic.name, move.deliveries)
+        if move.back:
+            return revived(block, seq)
+        return dead_letter(block, seq, queue.topic.name, move, self._store.bounds.meta_bytes)
 
-    def _let_stay(self, queue: Queue, seq: int) -> None:
-        """The queue has another dead-letter topic by now, or none; the one that refused it does not have it."""
+    def _stays(self, queue: Queue, move: Move, error: TopicsError) -> bool:
+        """Whether a record that was refused stays for good. The destination must not have it."""
+        if error.code in UNSURE:
+            return False
+        return move.back or queue.topic.config.dead_letter != move.dest
+
+    def _let_stay(self, queue: Queue, seq: int) -> bool:
         with suppress(TopicsError):
             self._log.note(queue.topic, lease_events.stayed([seq]))
             queue.leases.stay([(seq, None)])
+            return True
+        return False
 
     def _lose(self, queue: Queue, seq: int) -> None:
         chunk = chunk_of(queue.topic, seq)

@@ -109,6 +109,8 @@ class CopyHead(msgspec.Struct, frozen=True):
     key: str
     since: int | None = None
     mark: bytes = b""
+    origin: bytes = b""
+    create: bool = True
 
 
 class ListHead(msgspec.Struct, frozen=True):

@@ -19,6 +19,8 @@ from topics import limits
 from topics.core import lease_events
 from topics.core.block import BadBlock
 from topics.core.lease_events import KEPT, VOIDED, LeaseEvent, Replayed
+from topics.core.leases import leases_of
+from topics.core.line import is_uneven
 from topics.core.requests import Append, RecordIn
 from topics.core.topic import Topic
 from topics.shards import hidden
@@ -117,9 +119,12 @@ def load(store: Store) -> dict[Topic, set[int]]:
     moved = {}
     for (topic_id, epoch), replayed in queues.items():
         topic = engine.state.by_id.get(topic_id)
-        if topic is not None and topic.epoch == epoch and topic.config.type == "queue":
+        if topic is not None and topic.epoch == epoch:  # of a log: dead letters that are moved back
             _attach(topic, replayed)
             moved[topic] = replayed.moved
+    for topic in engine.state.by_id.values():
+        if topic.leases is None and topic.config.type == "queue" and is_uneven(topic):
+            leases_of(topic).match_with(topic)
     if is_open:
         _void(store)
     return moved

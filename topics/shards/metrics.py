@@ -6,7 +6,7 @@ from itertools import islice
 from typing import Any
 
 from topics.board import FSYNC_BOUNDS_US
-from topics.core.leases import counts
+from topics.core.queue_counts import counts
 from topics.core.topic import Topic
 from topics.shards.committer import Committer
 from topics.shards.groups import Groups
@@ -30,7 +30,7 @@ class Totals:
             self.by_class[topic.config.durability] += 1
             if topic.config.type == "queue":
                 self.queues += 1
-                self.leases += counts(topic, store.engine.now())[1]
+                self.leases += counts(topic, store.engine.now()).in_flight
             self.records += topic.count
             self.bytes += topic.bytes
             yield
@@ -93,6 +93,9 @@ def _rows(store: Store, limit: int, prefixes: Sequence[str]) -> list[list[Any]]:
 
 
 def _row(topic: Topic, now_ms: int) -> list[Any]:
-    """Queues have two more columns: jobs that are ready, and leased ones."""
+    """Queues have three more columns: jobs that are ready, leased ones, and those whose time has not come."""
     row = [topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes]
-    return [*row, *counts(topic, now_ms)[:2]] if topic.config.type == "queue" else row
+    if topic.config.type != "queue":
+        return row
+    jobs = counts(topic, now_ms)
+    return [*row, jobs.ready, jobs.in_flight, jobs.scheduled]

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from topics import limits
 from topics.core import lease_events
-from topics.core.claims import Pick, Want, deal
+from topics.core.claims import Want, deal
 from topics.core.jobs import Jobs
-from topics.core.leases import Grant, Leases
+from topics.core.lease_parts import DISCONNECTED, GIVEN_BACK, Failure, Grant
+from topics.core.leases import Leases
+from topics.core.line import Pick
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.shards.timers import Timer
@@ -114,25 +116,36 @@ class Queue:
         seqs = self.leases.owned_by(stream.owner)
         self.leases.close_stream(stream.owner)
         if seqs and not self.is_gone:
-            self.abandon(seqs)
+            self.abandon(seqs, counts=True)
         else:
             self.wake()
 
-    def release(self, seqs: list[int], delay_ms: int, done: Callable[[], None] = lambda: None) -> None:
+    def release(
+        self,
+        seqs: list[int],
+        delay_ms: int,
+        done: Callable[[], None] = lambda: None,
+        *,
+        reason: str = "",
+        counts: bool = True,
+    ) -> None:
         """Give leases back; `done` when that may be told. Raises if it is refused."""
         now = self._engine.now()
         due = now + delay_ms
-        told_later = self.log(lease_events.released(seqs, due), done)
-        self.leases.release(seqs, due, now)
+        told = reason or (counts and self.topic.config.dead_letter is not None)
+        failure = Failure(reason or GIVEN_BACK, now) if told else None
+        told_later = self.log(lease_events.released(seqs, due, failure, counts=counts), done)
+        self.leases.release(seqs, due, now, failure, counts=counts)
         if not told_later:
             done()
 
-    def abandon(self, seqs: list[int]) -> None:
-        """Leases that nobody was told of: given back, whether it can be logged or not."""
+    def abandon(self, seqs: list[int], *, counts: bool) -> None:
+        """Leases whose holder is gone: given back, whether it can be logged or not. It `counts` if it had the jobs."""
+        has_dead_letters = self.topic.config.dead_letter is not None
         try:
-            self.release(seqs, 0)
+            self.release(seqs, 0, reason=DISCONNECTED if counts and has_dead_letters else "", counts=counts)
         except TopicsError:  # a crash would leave them to their deadlines
-            self.leases.release(seqs, 0, 0)
+            self.leases.release(seqs, 0, 0, counts=counts)
         self.wake()
 
     def leave(self, taker: Taker) -> None:
@@ -189,8 +202,8 @@ class Queue:
         config, leases = self.topic.config, self.leases
         wants = [Want(taker.room, taker.batch_bytes, []) for taker in takers]
         limit = config.max_deliveries if config.dead_letter is not None else 0
-        due = deal(self.topic, leases, wants, limit, limits.DEAD_LETTERS_PER_PASS)
         now = self._engine.now()
+        due = deal(self.topic, leases, wants, limit, limits.DEAD_LETTERS_PER_PASS, now)
         moves = self._queues.dead_letters.start(self, due) if due else set()
         given: list[tuple[Taker, list[Pick], Grant]] = []
         for taker, want in zip(takers, wants, strict=True):
@@ -199,7 +212,8 @@ class Queue:
                 number = self._queues.take_numbers(len(want.picks))
                 deadline = now + (taker.lease_ms or config.lease_ms)
                 seqs = [seq for seq, _ in want.picks]
-                given.append((taker, want.picks, Grant(taker.node, number, deadline, seqs, taker.owner)))
+                grant = Grant(taker.node, number, deadline, seqs, taker.owner, leases.codes_of(seqs))
+                given.append((taker, want.picks, grant))
             else:
                 self._pass_over(taker, moves)
         if given:
@@ -218,8 +232,7 @@ class Queue:
         except TopicsError as error:
             for taker, _, grant in given:
                 for seq in grant.seqs:
-                    if seq <= self.leases.cursor:
-                        self.leases.put_back(seq)
+                    self.leases.put_back(seq)
                 taker.fail(error)
             return
         self.leases.claim(grants)

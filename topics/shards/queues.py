@@ -6,6 +6,7 @@
     nack    topic                          request  perf        open fragment
     extend  topic                          request  perf        open fragment
     work    topic, node, max, lease_ms              see work.py
+    redrive see redrive.py
     copy    see copies.py
 
 An ack is the delete of the job from its log, with the durability of the topic; many small ones share a sync like any
@@ -27,7 +28,7 @@ from topics.core.names import check_topic_name
 from topics.core.queue_requests import Claim, Settle, decode_ack, decode_claim, decode_extend, decode_nack
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
-from topics.errors import TopicsError
+from topics.errors import TopicsError, not_a_queue
 from topics.rpc.calls import Call, Handler
 from topics.shards import leaselog
 from topics.shards.copies import Copies
@@ -37,12 +38,13 @@ from topics.shards.leaselog import LeaseLog
 from topics.shards.peers import Peers
 from topics.shards.queue import Queue, Taker
 from topics.shards.reader import BlockReader
+from topics.shards.redrive import Redrives
 from topics.shards.store import Store
 from topics.shards.timers import Timer, Timers
 from topics.shards.work import WorkStream
 
 log = logging.getLogger(__name__)
-METHODS = ("claim", "ack", "nack", "extend", "work", "copy")
+METHODS = ("claim", "ack", "nack", "extend", "work", "redrive", "copy")
 NONCE_BITS, COUNTER_BITS = 30, 33  # a number has to fit into 64 bits
 SWEEP_MIN = 64
 Perf = Callable[..., dict[str, float]]
@@ -57,6 +59,7 @@ class Queues:
         self.log = LeaseLog(store.engine)
         self.copies = Copies(store, peers)
         self.dead_letters = DeadLetters(store, self.log, self.copies)
+        self.redrives = Redrives(store, self.copies, self.dead_letters, self.of)
         self.reader = BlockReader(store)
         self._moved = leaselog.load(store)
         self._queues: dict[int, Queue] = {}
@@ -93,6 +96,7 @@ class Queues:
             "nack": self.nack,
             "extend": self.extend,
             "work": self.work,
+            "redrive": self.redrives.redrive,
             "copy": self.copies.copy,
         }
 
@@ -188,7 +192,7 @@ class Queues:
             call.reply({"perf": {}}, body)
 
         if held:
-            queue.release(held, request.ms, done)
+            queue.release(held, request.ms, done, reason=request.reason, counts=request.penalty)
             queue.wake()
         else:
             done()
@@ -248,11 +252,6 @@ def _split(queue: Queue, request: Settle) -> tuple[list[int], list[int]]:
     return list(held), [seq for seq in skipped if seq not in held]
 
 
-def not_a_queue(name: str) -> TopicsError:
-    message = f'topic "{name}" is a log, not a queue; only a topic made with "type":"queue" has jobs'
-    return TopicsError(errors.NOT_A_QUEUE, message, {"topic": name})
-
-
 class Claimer:
     """A call `claim`, until it is answered."""
 
@@ -277,7 +276,7 @@ class Claimer:
     def give(self, jobs: Jobs) -> None:
         self._leave()
         if self._call.cancelled:  # nobody is there to work on them
-            self._queue.abandon(jobs.still_held(self._queue.leases))
+            self._queue.abandon(jobs.still_held(self._queue.leases), counts=False)
             return
         self._queues.read(self._call, self._queue, jobs, lambda: self._answer(jobs))
 
@@ -313,7 +312,7 @@ class Claimer:
     def _answer(self, jobs: Jobs | None) -> None:
         queue = self._queue
         if jobs is not None and self._call.cancelled:
-            queue.abandon(jobs.still_held(queue.leases))
+            queue.abandon(jobs.still_held(queue.leases), counts=False)
             return
         shown = jobs.render(queue.leases) if jobs is not None else []
         self._call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.now()))

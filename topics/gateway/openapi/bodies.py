@@ -42,6 +42,7 @@ class TopicConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     leases_durable: bool = False
     compression: Compression = "none"
     compression_min_bytes: int = 1024
+    priority_age_ms: int = 60_000
 
 
 class RouterBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -93,6 +94,7 @@ AckBody = msgspec.defstruct(
     "AckBody", [], bases=(queue_requests.SettleBody,), namespace={"__doc__": "Jobs that are done."}
 )
 NackBody = described(queue_requests.NackBody, "Jobs to give back.", {})
+RedriveBody = described(queue_requests.RedriveBody, "Dead letters that are to be jobs again.", {"match": Match | None})
 ExtendBody = described(queue_requests.ExtendBody, "Jobs that need more time, from now.", {})
 GroupBody = described(group_requests.GroupBody, "Where a new group begins.", {})
 FetchBody = described(group_requests.FetchBody, "What to read; who reads; where a group begins that is new.", {})

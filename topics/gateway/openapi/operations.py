@@ -45,6 +45,7 @@ CONFIG = {
     "leases_durable": False,
     "compression": "zstd",
     "compression_min_bytes": 1024,
+    "priority_age_ms": 60000,
 }
 ROUTER = {
     "router": "orders->audit",
@@ -299,7 +300,10 @@ OPERATIONS |= {
         "queues",
         "Give jobs back",
         body=bodies.NackBody,
-        examples={"with a delay": {"node": "worker-1", "seqs": [3], "delay_ms": 1000}},
+        examples={
+            "with a delay": {"node": "worker-1", "seqs": [3], "delay_ms": 1000, "reason": "no such bucket"},
+            "not its fault": {"node": "worker-1", "seqs": [3], "penalty": False},
+        },
         answers={200: replies.Nacked},
         shown={"topic": "jobs", "nacked": 1, "skipped": [], "ready": 841, "in_flight": 285},
         path="jobs",
@@ -314,6 +318,19 @@ OPERATIONS |= {
         shown={"topic": "jobs", "extended": 1, "skipped": [], "deadlines": {"2": 1748450069000}},
         path="jobs",
         errors=(*NOT_QUEUE, errors.BATCH_TOO_LARGE, *STORES),
+    ),
+    "queue.redrive": Operation(
+        "queues",
+        "Move dead letters back",
+        "Takes records out of this topic, in order, and puts them into the queue `to`, without `$dead_letter_…` in "
+        "their meta and with no delivery counted. None is lost or doubled, whoever crashes. "
+        "Needs read and delete here, and write for `to`.",
+        body=bodies.RedriveBody,
+        examples={"some": {"to": "jobs", "match": ["tag", "Glob", "tenant42:*"], "limit": 100}},
+        answers={200: replies.Redriven},
+        shown={"topic": "jobs.dead", "to": "jobs", "moved": 12, "remaining": 0, "pending": 0},
+        path="jobs.dead",
+        errors=(*NOT_QUEUE, errors.TOPIC_FULL, errors.RECORD_TOO_LARGE, *STORES),
     ),
     "queue.work": Operation(
         "queues",

@@ -68,6 +68,7 @@ class Config(msgspec.Struct, kw_only=True):
     leases_durable: bool
     compression: Compression
     compression_min_bytes: int
+    priority_age_ms: int
 
 
 class TopicPut(Answer, kw_only=True):
@@ -80,6 +81,7 @@ class QueueCounts(msgspec.Struct):
     ready: int
     in_flight: int
     dead_lettered: int
+    scheduled: int
 
 
 class GroupLag(msgspec.Struct):
@@ -204,6 +206,7 @@ class Job(Record, kw_only=True):
     lease_id: str
     deadline: int
     deliveries: int
+    priority: int | UnsetType = UNSET
 
 
 class Claimed(Answer, kw_only=True):
@@ -234,6 +237,14 @@ class Extended(Answer, kw_only=True):
     extended: int
     skipped: list[int]
     deadlines: dict[str, int]
+
+
+class Redriven(Answer, kw_only=True):
+    topic: str
+    to: str
+    moved: int
+    remaining: int
+    pending: int
 
 
 # --- consumer groups --------------------------------------------------------------------------------------------------

@@ -87,6 +87,9 @@ _SHOWN: Mapping[str, Rule] = {
     "deliveries": ("How often the job was delivered, this time included.", {"minimum": 1}),
     "ready": ("Claimable jobs.", {"minimum": 0}),
     "in_flight": ("Leased jobs.", {"minimum": 0}),
+    "scheduled": ("Jobs whose time has not come.", {"minimum": 0}),
+    "dead_lettered": ("Jobs that went to the dead-letter topic so far.", {"minimum": 0}),
+    "Job.priority": ("What it was written with; absent if that is 0.", {"minimum": 1, "maximum": 9}),
     "skipped": ("Seqs that this worker does not hold.", {}),
     "deadlines": ("The new deadline of each seq.", {}),
     "forwarded_total": ("Records forwarded so far.", {"minimum": 0}),
@@ -123,6 +126,7 @@ def _topic_rules() -> Mapping[str, Rule]:
             "Blocks of up to 256 records with less text than this stay as they are.",
             U64,
         ),
+        "priority_age_ms": ("A job counts for one priority more every time it has waited so long; 0: never.", U64),
     }
 
 
@@ -161,6 +165,15 @@ def _write_rules(bounds: Limits) -> Mapping[str, Rule]:
             f"For deletes and filters; at most {bounds.tag_bytes} bytes.",
             {"maxLength": bounds.tag_bytes},
         ),
+        "RecordIn.priority": (
+            "Queues only: the highest is claimed first. Null: 0.",
+            {"minimum": 0, "maximum": limits.JOB_PRIORITY_MAX},
+        ),
+        "RecordIn.delay_ms": (
+            "Queues only: not to be claimed for this long. Not together with `not_before`.",
+            {"minimum": 0, "maximum": limits.JOB_DELAY_MS_MAX},
+        ),
+        "RecordIn.not_before": ("Queues only: not to be claimed before this time, in ms since 1970.", {"minimum": 0}),
         "node": (f"Who writes or reads, at most {bounds.node_bytes} bytes. Readers do not get what they wrote.", {}),
         "data": ("Any JSON; never looked at.", {}),
         "meta": (
@@ -192,6 +205,16 @@ def _queue_rules(bounds: Limits) -> Mapping[str, Rule]:
         "lease_ids": ("For each seq the lease it was claimed with; a job with another lease is skipped.", {}),
         "max": (f"At most so many jobs; clamped to {bounds.claim_jobs}.", {"minimum": 1}),
         "delay_ms": ("Not before this long; clamped to 86400000.", U64),
+        "NackBody.reason": (
+            f"Why, at most {limits.NACK_REASON_BYTES_MAX} bytes. A dead letter tells the last one.",
+            {"maxLength": limits.NACK_REASON_BYTES_MAX},
+        ),
+        "to": ("The queue they go to.", TOPIC),
+        "RedriveBody.limit": (f"At most so many; clamped to {limits.REDRIVE_MAX}. Null: 1000.", {"minimum": 1}),
+        "moved": ("How many are there now.", {"minimum": 0}),
+        "remaining": ("How many more match.", {"minimum": 0}),
+        "pending": ("How many are still on their way; they get there.", {"minimum": 0}),
+        "penalty": ("False: the delivery does not count.", {}),
         "ClaimBody.lease_ms": ("Instead of the queue's own; clamped to 100 … 86400000.", U64),
         "ExtendBody.lease_ms": ("From now on; clamped to 100 … 86400000.", U64),
         "ClaimBody.wait_ms": (f"Wait this long for a job; clamped to {limits.CLAIM_WAIT_MS_MAX}.", U64),

@@ -1,0 +1,146 @@
+"""The order of a queue whose jobs are not all alike: priorities, and times before which a job must not be claimed.
+
+A queue gets a `Line` with its first job that has either; until then it costs nothing. What the line knows of a job is
+in the job's block and, resident, in its chunk, so it is all there again after a restart.
+
+The level of a job is its priority and one more for every `priority_age_ms` it has waited, 9 at most. The highest
+level comes first, in it those that were leased before or whose time has come, then the rest; each in the order in
+which they began to wait. While no job has a priority there is one level.
+
+Jobs of one priority grow old in the order of their seqs, so each priority has a cursor of its own over those that were
+never leased, and of ten priorities only the ten first jobs are compared. Jobs with a time wait in the timetable
+instead, and no cursor stops at them: when their time comes they are free.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Container, Iterator, Sequence, Set
+from heapq import heappush
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from topics.core.bits import runs, span
+from topics.core.block import Block
+from topics.core.chunk import Chunk
+from topics.core.timetable import Timetable
+from topics.limits import JOB_PRIORITY_MAX
+
+if TYPE_CHECKING:
+    from topics.core.topic import Topic
+
+LEVELS = JOB_PRIORITY_MAX + 1
+Pick = tuple[int, Chunk]
+_last_seq = attrgetter("last_seq")
+
+
+class Line:
+    __slots__ = ("heaps", "priorities", "timetable", "topic")
+
+    def __init__(self, topic: "Topic") -> None:
+        self.topic = topic
+        self.heaps: list[list[tuple[int, int]]] = [[] for _ in range(LEVELS)]  # free jobs: (since when, seq)
+        self.priorities = {0}  # that some job has or had
+        self.timetable = Timetable()
+
+    def enlist(self, block: Block) -> None:
+        """Jobs that are about to come in."""
+        extras = block.extras
+        assert extras is not None
+        if extras.ranked:
+            self.priorities.update(block.priorities)
+        for index, due in extras.dues or ():
+            self.timetable.add(block.first_seq + index, due)
+
+    def recall(self, cursor_of: Callable[[int], int], busy: Set[int], delivered: Container[int]) -> Iterator[int]:
+        """After a replay: the jobs that a cursor has passed, and those that have a time and were delivered. The others
+        that have one go into the timetable, unless they are busy."""
+        highest = max(map(cursor_of, range(LEVELS)))
+        for chunk in self.topic.chunks:
+            if chunk.ranks is not None:
+                self.priorities.update(chunk.ranks)
+            if chunk.first_seq > highest and chunk.dues is None:
+                continue
+            timed = chunk.dues.mask if chunk.dues is not None else 0
+            for low, high in runs(span(0, len(chunk)) & ~chunk.dead):
+                for index in range(low, high):
+                    seq = chunk.first_seq + index
+                    if not timed >> index & 1:
+                        if seq <= cursor_of(rank_in(chunk, index)):
+                            yield seq
+                    elif seq in delivered:
+                        yield seq
+                    elif seq not in busy:
+                        assert chunk.dues is not None
+                        self.timetable.add(seq, chunk.dues.get(index))
+
+    def terms(self, seq: int) -> tuple[int, int, bool]:
+        """The priority of a job, since when it counts as waiting, and whether it had to wait for its time."""
+        chunk = chunk_of(self.topic, seq)
+        if chunk is None:
+            return 0, 0, False
+        index = seq - chunk.first_seq
+        due = chunk.dues.get(index) if chunk.dues is not None else 0
+        return rank_in(chunk, index), max(due, chunk.base_ts + chunk.ts[index]), bool(due)
+
+    def set_free(self, seq: int) -> None:
+        priority, since, _ = self.terms(seq)
+        heappush(self.heaps[priority], (since, seq))
+
+    def level(self, priority: int, since: int, now: int) -> int:
+        age_ms = self.topic.config.priority_age_ms
+        if len(self.priorities) == 1 or not age_ms or now <= since:
+            return priority
+        return min(JOB_PRIORITY_MAX, priority + (now - since) // age_ms)
+
+
+def chunk_of(topic: "Topic", seq: int) -> Chunk | None:
+    """The chunk with this record, if it is live."""
+    index = bisect_left(topic.chunks, seq, key=_last_seq)
+    chunk = topic.chunks[index] if index < len(topic.chunks) else None
+    if chunk is None or seq < chunk.first_seq or chunk.dead >> (seq - chunk.first_seq) & 1:
+        return None
+    return chunk
+
+
+def rank_in(chunk: Chunk, index: int) -> int:
+    return chunk.ranks[index] if chunk.ranks is not None else 0
+
+
+def is_uneven(topic: "Topic") -> bool:
+    """Whether some of its jobs have a priority or a time."""
+    return any(chunk.ranks is not None or chunk.dues is not None for chunk in topic.chunks)
+
+
+def waiting(topic: "Topic", priority: int, cursor: int) -> Iterator[Pick]:
+    """Live jobs of a priority above a cursor, those with a time left out."""
+    chunks = topic.chunks
+    for place in range(bisect_right(chunks, cursor, key=_last_seq) if cursor else 0, len(chunks)):
+        chunk = chunks[place]
+        if not chunk.live:
+            continue
+        skip = chunk.dead | chunk.dues.mask if chunk.dues is not None else chunk.dead
+        for index in _places(chunk.ranks, priority, max(0, cursor + 1 - chunk.first_seq), len(chunk), skip):
+            yield chunk.first_seq + index, chunk
+
+
+def _places(ranks: Sequence[int] | None, priority: int, low: int, high: int, skip: int) -> Iterator[int]:
+    if ranks is None:
+        if not priority:
+            for start, end in runs(span(low, high) & ~skip):
+                yield from range(start, end)
+        return
+    assert isinstance(ranks, bytes | bytearray)
+    index = ranks.find(priority, low)
+    while index >= 0:
+        if not skip >> index & 1:
+            yield index
+        index = ranks.find(priority, index + 1)
+
+
+def live_jobs(topic: "Topic", through_seq: int) -> Iterator[int]:
+    """The live seqs up to `through_seq`, ascending."""
+    for chunk in topic.chunks:
+        if chunk.first_seq > through_seq:
+            return
+        high = min(len(chunk), through_seq + 1 - chunk.first_seq)
+        for low, end in runs(span(0, high) & ~chunk.dead):
+            yield from range(chunk.first_seq + low, chunk.first_seq + end)

@@ -1,0 +1,22 @@
+"""How many jobs of a queue are ready, leased, still to come, and dead."""
+
+from typing import NamedTuple
+
+from topics.core.topic import Topic
+
+
+class Counts(NamedTuple):
+    """Jobs of a queue."""
+
+    ready: int
+    in_flight: int
+    dead_lettered: int  # so far
+    scheduled: int
+
+
+def counts(topic: Topic, now: int) -> Counts:
+    leases = topic.leases
+    if leases is None:
+        return Counts(topic.count, 0, 0, 0)
+    leases.settle(topic.earliest_seq, now)
+    return Counts(leases.ready(topic.count), leases.in_flight, leases.dead_lettered, leases.scheduled)
