@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from topics.shards.findings import CORRUPT, MISSING, Finding, Tally
-from topics.supervisor import slotmap
+from topics.shards.findings import CORRUPT, MISSING, TORN, Finding, Tally
+from topics.supervisor import slotmap, slotswap
 from topics.supervisor.datadir import FORMAT, DataDirError, MissingShard, NewerFormat, has_format
 
 REFUSED = "The server does not start. Restore the data directory as it was."
@@ -16,6 +16,10 @@ def shard_dirs(path: Path) -> list[Path]:
 
 def check_data_dir(path: Path, tally: Tally) -> Iterator[Finding]:
     """Raises NewerFormat if nothing can be said about it."""
+    if slotswap.is_pending(path):
+        what = "a rebalance was cut short when it was all but done"
+        yield Finding(TORN, slotswap.FILE, None, None, what, "Nothing: the next start finishes it.")
+        return
     started = any((shard / "wal").is_dir() for shard in shard_dirs(path))
     yield from _check_format(path, tally)
     try:

@@ -9,6 +9,7 @@ import click
 from topics.cli.admin import ask, asks_supervisor
 from topics.cli.failures import LATER, Failure
 from topics.cli.output import console
+from topics.cli.rebalance import rebalance
 from topics.cli.status import shard_grid
 
 POLL_S = 0.1
@@ -17,6 +18,9 @@ POLL_S = 0.1
 @click.group()
 def shards() -> None:
     """The processes that hold the data."""
+
+
+shards.add_command(rebalance)
 
 
 @shards.command("ls")

@@ -52,7 +52,7 @@ def recover(
     _make_directories(files)
     _leave_cache(files)
     snap = snapshot.read_snapshot(files)
-    _check_that_log_meets(files, snap)
+    check_that_log_meets(files, snap)
     state, unflipped = _load_topics(snap)
     unreadable = _load_chunks(files, snap, state, unflipped, cold)
     progress(0.2)
@@ -109,7 +109,7 @@ def _leave_cache(files: Files) -> None:
 # --- the snapshot -------------------------------------------------------------------------------------------------
 
 
-def _check_that_log_meets(files: Files, snap: SnapshotState) -> None:
+def check_that_log_meets(files: Files, snap: SnapshotState) -> None:
     """Log files go only when a checkpoint covers them: a log that begins later says that the checkpoint is gone."""
     first = walscan.first_lsn(files)
     if snap.generation and first is not None and first > snap.commit.cut_lsn + 1:

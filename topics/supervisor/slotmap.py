@@ -3,7 +3,7 @@
 `SLOTS` in the data directory is JSON, `{"version": 1, "shards": N, "slots": [1024 shard numbers]}`. Only the supervisor
 writes it, at start, before any shard runs; so a map is never changed under a running process. A shard marks a slot in
 its own `slots.used` bitmap, durably, before the first topic in it. What is marked stays where it is; the rest is
-dealt anew when the number of shards changes.
+dealt anew when the number of shards changes. To move what is marked takes a rebalance (slotswap.py).
 
 A crash while the map is written leaves the old one. The shard directories are made durable first, so a shard that
 the map names and that has no directory means that data was taken away, and the server says so instead of starting.
@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from topics.ids import SLOTS as COUNT
+from topics.supervisor import slotswap
 from topics.supervisor.datadir import DataDirError, MissingShard, sync_dir, write_file
 
 FILE = "SLOTS"
@@ -34,7 +35,11 @@ def shard_dir(data_dir: Path, shard: int) -> Path:
 
 
 def settle(data_dir: Path, shards: int) -> tuple[list[int], list[int]]:
-    """Bring the map on disk up to date. Returns slot → shard, and the shards that have to be served."""
+    """Bring the map on disk up to date. Returns slot → shard, and the shards that have to be served.
+
+    First a rebalance that a crash cut short is finished.
+    """
+    slotswap.finish(data_dir)
     old = load(data_dir)
     check_directories(data_dir, old)
     owners = owners_of_used(old.slots if old else None, read_used(data_dir))
