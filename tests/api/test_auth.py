@@ -15,6 +15,7 @@ KEYS = {
     "writer": "write",
     "maker": "write+admin",
     "one": "rw+admin:tenant1:",
+    "mover": "rw+delete:tenant1:",
     "two": "read:tenant2:|shared.",
 }
 JSON = "content-type: application/json\r\n"
@@ -236,9 +237,10 @@ def test_dead_letters_go_back_inside_the_prefixes_only(http):
     path = "/v0/topics/tenant1:letters"
     http.post(path, json={"records": [{"data": 1}]}, headers=bearer("full"))
     http.put("/v0/topics/other.jobs", json={"type": "queue"}, headers=bearer("full"))
-    answer = http.post(f"{path}/redrive", json={"to": "other.jobs"}, headers=bearer("one"))
+    answer = http.post(f"{path}/redrive", json={"to": "other.jobs"}, headers=bearer("mover"))
     assert (answer.status_code, answer.json()["error"]["detail"]) == (403, {"name": "other.jobs"})
-    assert http.post(f"{path}/redrive", json={"to": "other.jobs"}, headers=bearer("writer")).status_code == 403
+    refused = http.post(f"{path}/redrive", json={"to": "tenant1:letters2"}, headers=bearer("one"))
+    assert (refused.status_code, refused.json()["error"]["detail"]) == (403, {"scopes": ["delete"]})
     assert http.get(path, headers=bearer("full")).json()["count"] == 1
     assert http.post(f"{path}/redrive", json={"to": "other.jobs"}, headers=bearer("full")).json()["moved"] == 1
 

@@ -103,6 +103,72 @@ def test_failed_jobs_come_back_and_then_are_dead_letters(api, name):
     assert api.state(name)["queue"]["dead_lettered"] == 1
 
 
+HIGH, MEDIUM, LOW = 9, 5, 1
+
+
+def test_high_before_medium_before_low_each_in_order(api, queue):
+    wanted = {1: HIGH, 2: MEDIUM, 3: LOW, 4: LOW, 5: HIGH, 6: MEDIUM, 7: HIGH}
+    api.append(queue, [{"data": number, "priority": priority} for number, priority in wanted.items()])
+    assert dequeue(api, queue, 2) == [1, 5]
+    assert [dequeue(api, queue) for _ in range(5)] == [[7], [2], [6], [3], [4]]
+
+
+def test_a_message_that_waits_is_promoted(api, name):
+    api.put_topic(name, type="queue", priority_age_ms=50)
+    api.append(name, [{"data": "old", "priority": LOW}])
+    taken: list = []
+
+    def overtaken() -> bool:
+        api.append(name, [{"data": "new", "priority": MEDIUM}])
+        taken.extend(dequeue(api, name))
+        return "old" in taken
+
+    wait_until(overtaken, "the old one to have its turn")
+    assert taken[0] == "new"
+    assert api.state(name)["count"] > 0  # newer ones are still there
+
+
+def test_priorities_are_there_again_after_a_restart(tmp_path):
+    with topics.open(tmp_path / "data", shards=1) as db:
+        db.put_topic("jobs", type="queue", durable=True)
+        db.append("jobs", [{"data": number, "priority": number % 3} for number in range(6)])
+    with topics.open(tmp_path / "data") as db:
+        assert dequeue(db, "jobs", 6) == [2, 5, 1, 4, 0, 3]
+
+
+def test_the_reason_and_the_time_of_the_last_failure_and_requeueing(api, name):
+    dead = f"{name}.dlq"
+    api.put_topic(name, type="queue", max_deliveries=3, dead_letter=dead)
+    api.append(name, [{"data": "poison", "meta": {"h": "1"}, "priority": HIGH}])
+    for attempt in range(1, 4):
+        (job,) = api.claim(name, "consumer")
+        assert job.deliveries == attempt
+        api.nack(name, "consumer", [job], reason=f"attempt {attempt}")
+    assert api.claim(name, "consumer") == []
+    (letter,) = api.diff(dead)["records"]
+    meta = dict(letter["meta"])
+    assert abs(int(meta.pop("$dead_letter_last_failure_ts")) - time.time() * 1000) < 60_000
+    assert meta == {
+        "h": "1",
+        "$dead_letter_from": name,
+        "$dead_letter_src_seq": "1",
+        "$dead_letter_deliveries": "3",
+        "$dead_letter_reason": "attempt 3",
+    }
+    assert api.redrive(dead, name)["moved"] == 1
+    assert api.state(dead)["count"] == 0
+    (job,) = api.claim(name, "consumer")
+    assert (job.data, job.deliveries, job.priority, job.meta) == ("poison", 1, HIGH, {"h": "1"})
+    assert api.state(name)["queue"] == {"ready": 0, "in_flight": 1, "dead_lettered": 1, "scheduled": 0}
+
+
+def test_a_message_for_later(api, queue):
+    api.append(queue, [{"data": "later", "delay_ms": 200}, {"data": "now"}])
+    assert dequeue(api, queue, 2) == ["now"]
+    assert api.state(queue)["queue"]["scheduled"] == 1
+    wait_until(lambda: dequeue(api, queue) == ["later"], "its time")
+
+
 def test_a_retry_of_the_writer_is_not_a_second_message(api, queue):
     """EnqueueWithDedup of a whole write: the second one is told where the first went."""
     first = api.append(queue, [{"data": "once"}], idempotency_key="order-1")
