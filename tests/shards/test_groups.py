@@ -1,5 +1,6 @@
 """Consumer groups of one shard: who waits is woken, the log stays small, what a crash takes from a topic."""
 
+import threading
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -187,6 +188,37 @@ async def test_a_full_disk_refuses_an_ack_and_nothing_has_moved():
         assert refused.code == errors.STORAGE_FULL
         assert (await group(shard, "state"))["cursor_seq"] == 0
         assert (await group(shard, "fetch"))["next_from_seq"] == 2  # reads go on
+
+
+async def test_nothing_is_told_before_it_is_durable(monkeypatch):
+    """Also not to somebody who asks for the same again, as after a lost answer."""
+    async with serving() as shard:
+        await shard.produce(1, 2, 3, topic="t")
+        await group(shard, "put")
+        store = shard.shard.store
+        assert store is not None
+        synced, sync = threading.Event(), store.sync_log
+        monkeypatch.setattr(store, "sync_log", lambda: (synced.wait(30), sync())[1])
+        answers: list[dict[str, Any]] = []
+
+        async def ack(seq: int) -> None:
+            answers.append(await group(shard, "ack", seq=seq))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ack, 2)
+            while store.engine.state.topics["t"].groups["g"].cursor != 2:  # type: ignore[index]
+                await trio.sleep(0.001)
+            nursery.start_soon(ack, 2)
+            nursery.start_soon(ack, 1)
+            for _ in range(20):
+                assert (await group(shard, "state"))["cursor_seq"] == 0
+                assert (await shard.call("state", "t"))["groups"]["g"]["lag"] == 3
+                assert len((await group(shard, "fetch"))["records"]) == 3
+            assert answers == []
+            synced.set()
+        assert [(answer["cursor_seq"], answer["moved"]) for answer in answers].count((2, True)) == 1
+        assert {answer["cursor_seq"] for answer in answers} == {2}
+        assert [record["$seq"] for record in (await group(shard, "fetch"))["records"]] == [3]
 
 
 async def test_what_is_stored_of_a_group():

@@ -38,16 +38,22 @@ Where = Literal["earliest", "latest"] | int | AtTime
 
 
 class Group(msgspec.Struct):
-    """One group of one topic. `published` and `moves` are of this life of the shard and are not stored."""
+    """One group of one topic. The last three fields are of this life of the shard and are not stored."""
 
     name: str
-    cursor: int
+    cursor: int  # what is logged: whether something moves it is decided by this
     created_ms: int
     moved_ms: int
     consumer: str = ""  # the active one; empty: nobody has said who it is
     left: tuple[str, ...] = ()  # those it was taken over from, the latest last
-    published: bool = True  # durable, so that it may be shown
-    moves: int = 0  # how often its cursor was put elsewhere
+    shown: int = 0  # the cursor that is durable, and so the one that is read from and told
+    published: bool = True  # the group itself is durable, and may be told
+    moves: int = 0  # how often `shown` has changed
+
+    def show(self, cursor: int) -> None:
+        """What moved it is durable."""
+        self.shown = cursor
+        self.moves += 1
 
 
 class GroupEvent(msgspec.Struct, frozen=True, array_like=True):
@@ -158,12 +164,11 @@ def apply(groups: dict[str, Group], event: GroupEvent) -> None:
     if event.kind == KEPT:
         cursor, consumer, left, created_ms, moved_ms = event.fields[:5]
         if group is None:
-            group = groups[event.group] = Group(event.group, cursor, created_ms, moved_ms)
+            group = groups[event.group] = Group(event.group, cursor, created_ms, moved_ms, shown=cursor)
         group.cursor, group.moved_ms = cursor, moved_ms
         group.consumer, group.left = consumer, tuple(left)
     elif event.kind == MOVED and group is not None:
         group.cursor, group.moved_ms = event.fields[0], event.ts
-        group.moves += 1
     elif event.kind == REMOVED:
         groups.pop(event.group, None)
 
@@ -184,7 +189,7 @@ def settle(topic: Topic) -> Iterator[Group]:
 
 def lag_of(topic: Topic, group: Group) -> int:
     """How many seqs it is behind."""
-    return max(0, topic.head_seq - group.cursor)
+    return max(0, topic.head_seq - group.shown)
 
 
 def shown(topic: Topic) -> list[Group]:

@@ -89,20 +89,20 @@ def group_moved(topic: Topic, group: Group, *, moved: bool) -> bytes:
     """The answer to an ack or a seek."""
     lag = groups.lag_of(topic, group)
     return opened(
-        {"topic": topic.name, "group": group.name, "cursor_seq": group.cursor, "moved": moved}
+        {"topic": topic.name, "group": group.name, "cursor_seq": group.shown, "moved": moved}
         | {"head_seq": topic.head_seq, "lag": lag}
     )
 
 
 def group_place(group: Group) -> bytes:
     """What a fetch tells beside a diff."""
-    return b',"group":%b,"cursor_seq":%d' % (quoted(group.name), group.cursor)
+    return b',"group":%b,"cursor_seq":%d' % (quoted(group.name), group.shown)
 
 
 def _group(topic: Topic, group: Group) -> dict[str, Any]:
     return {
         "group": group.name,
-        "cursor_seq": group.cursor,
+        "cursor_seq": group.shown,
         "head_seq": topic.head_seq,
         "earliest_seq": topic.earliest_seq,
         "lag": groups.lag_of(topic, group),
@@ -115,7 +115,7 @@ def _group(topic: Topic, group: Group) -> dict[str, Any]:
 def _groups_of(topic: Topic) -> bytes:
     """For the state of a topic."""
     shown = {
-        group.name: {"cursor_seq": group.cursor, "lag": groups.lag_of(topic, group), "consumer": group.consumer or None}
+        group.name: {"cursor_seq": group.shown, "lag": groups.lag_of(topic, group), "consumer": group.consumer or None}
         for group in groups.shown(topic)
     }
     return b',"groups":' + _encode(shown)

@@ -42,7 +42,7 @@ class FetchLook(Look):
     def _begin(self, topic: Topic) -> None:
         """From where the group stands. The head may be behind that, while copies are made again after a crash."""
         self._moves = self._group.moves
-        from_seq = min(self._group.cursor, topic.head_seq)
+        from_seq = min(self._group.shown, topic.head_seq)
         self.asked = self.query = msgspec.structs.replace(self.query, from_seq=from_seq)
 
     def is_put_off(self, engine: Engine, topic: Topic, again: Callable[[], None]) -> bool:

@@ -31,7 +31,7 @@ class GroupStream:
 
     def tell(self, topic: Topic, group: Group) -> None:
         item = {
-            "cursor": min(group.cursor, topic.head_seq),
+            "cursor": min(group.shown, topic.head_seq),
             "epoch": topic.epoch,
             "head_seq": topic.head_seq,
             "earliest_seq": topic.earliest_seq,
@@ -51,8 +51,6 @@ class GroupStreams:
         self._streams: dict[Key, GroupStream] = {}
 
     def attach(self, topic: Topic, group: Group, call: Call, head: AttachGroupHead) -> None:
-        """Raises `taken_over` if somebody else came while this one waited."""
-        core.check_active(group, head.consumer)
         key = topic.id, group.name
         stream = GroupStream(call, head)
         before, self._streams[key] = self._streams.get(key), stream

@@ -1,7 +1,7 @@
 """The groups log: what happens to the consumer groups of a shard, in one hidden topic.
 
 An event is one record, durable before its call is answered. Groups are changed at once, by the same `apply` that a
-replay uses, so that calls are decided by the newest state.
+replay uses, so that calls are decided by the newest state; a cursor is shown to anybody only when it is durable.
 
 When the log has grown by about as many events as there are groups, it is written anew: one event a group, many in a
 record, and what was before is deleted. Whatever a crash keeps of that, a replay comes to the same, because an event
@@ -47,11 +47,18 @@ class GroupLog:
         """Log an event and apply it; `done` when it is durable. Raises if it is refused: then nothing has happened."""
         if self._events >= self._limit:
             self._write_anew()
-        _append(self._engine, [core.encode([event])], done, fail)
+
+        def finish() -> None:
+            if event.kind == core.MOVED and group is not None:
+                group.show(event.fields[0])
+            done()
+
+        _append(self._engine, [core.encode([event])], finish, fail)
         self._events += 1
         if topic.groups is None:
             topic.groups = {}
         core.apply(topic.groups, event)
+        group = topic.groups.get(event.group)
         if topic.groups:
             self.topics[topic.id] = topic
         else:
@@ -94,8 +101,11 @@ class GroupLog:
         if moved:
             _append(store.engine, [core.encode(moved)], lambda: None, lambda _: None)
             store.commit_all()
-        for topic in [topic for topic in self.topics.values() if not topic.groups]:
-            self.forget(topic)
+        for topic in list(self.topics.values()):
+            for group in (topic.groups or {}).values():
+                group.shown = group.cursor
+            if not topic.groups:
+                self.forget(topic)
 
 
 def _append(engine: Engine, records: list[bytes], done: Callable[[], None], fail: Fail) -> None:

@@ -83,7 +83,7 @@ class Groups:
         for topic in sorted(self._log.topics.values(), key=lambda topic: topic.name):
             if not prefixes or topic.name.startswith(prefixes):
                 for group in core.shown(topic):
-                    yield topic.name, group.name, group.cursor, core.lag_of(topic, group)
+                    yield topic.name, group.name, group.shown, core.lag_of(topic, group)
 
     @property
     def count(self) -> int:
@@ -127,14 +127,17 @@ class Groups:
         core.check_seq(topic, request.seq, "seq")
         perf = self._timer()
 
-        def moved(group: Group) -> None:
-            if request.seq <= group.cursor:
+        def move(group: Group) -> None:
+            self._check_still(topic, group, request.consumer)
+            if request.seq > group.cursor:
+                event = core.moved(topic, group, request.seq, self._engine.now())
+                self._change(call, topic, event, lambda: self._reply_place(call, topic, group, perf, moved=True))
+            elif request.seq > group.shown:  # the same was asked for before, and is on its way to the disk
+                self._engine.log.when_synced(lambda: self._engine.redo(lambda: move(group), call.fail))
+            else:
                 self._reply_place(call, topic, group, perf, moved=False)
-                return
-            event = core.moved(topic, group, request.seq, self._engine.now())
-            self._change(call, topic, event, lambda: self._reply_place(call, topic, group, perf, moved=True))
 
-        self._enter(call, topic, name, request.consumer, None, moved)
+        self._enter(call, topic, name, request.consumer, None, move)
 
     def seek(self, call: Call) -> None:
         topic, name = self._topic_of(call)
@@ -142,20 +145,25 @@ class Groups:
         perf = self._timer()
 
         def move(group: Group) -> None:
+            self._check_still(topic, group, request.consumer)
             self._engine.expire(topic)
             cursor = core.cursor_of(topic, request.to, "to", self._engine.now())
             event = core.moved(topic, group, cursor, self._engine.now())
             is_moved = cursor != group.cursor
-            self._change(call, topic, event, lambda: self._reply_place(call, topic, group, perf, moved=is_moved))
-            self._streams.moved(topic, group)
-            self._engine.wake_readers(topic)
+
+            def done() -> None:
+                self._reply_place(call, topic, group, perf, moved=is_moved)
+                self._streams.moved(topic, group)
+                self._engine.wake_readers(topic)
+
+            self._change(call, topic, event, done)
 
         core.takes_over(self._find(topic, name), request.consumer)
         core.cursor_of(topic, request.to, "to", self._engine.now())  # what cannot be is refused before all else
         self._when_told(call, topic, request.to, lambda: self._enter(call, topic, name, request.consumer, None, move))
 
     def _reply_place(self, call: Call, topic: Topic, group: Group, perf: Perf, *, moved: bool) -> None:
-        call.reply({"cursor": group.cursor, "perf": perf()}, replies.group_moved(topic, group, moved=moved))
+        call.reply({"cursor": group.shown, "perf": perf()}, replies.group_moved(topic, group, moved=moved))
 
     # --- reading --------------------------------------------------------------------------------------------------
 
@@ -174,6 +182,7 @@ class Groups:
         head = read_head(call.head, AttachGroupHead)
 
         def begin(group: Group) -> None:
+            self._check_still(topic, group, head.consumer)
             self._engine.expire(topic)
             self._streams.attach(topic, group, call, head)
 
@@ -191,6 +200,12 @@ class Groups:
         if group is None:
             raise group_not_found(topic.name, name)
         return group
+
+    def _check_still(self, topic: Topic, group: Group, consumer: str | None) -> None:
+        """Of a call that had to wait: the group may be gone by now, or somebody else's."""
+        if (topic.groups or {}).get(group.name) is not group:
+            raise group_not_found(topic.name, group.name)
+        core.check_active(group, consumer)
 
     def _enter(
         self, call: Call, topic: Topic, name: str, consumer: str | None, start: Where | None, then: Then,
