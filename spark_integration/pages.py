@@ -68,22 +68,22 @@ class Batches:
 
     def __init__(self, wanted: StructType) -> None:
         self.columns = wanted.fieldNames()
-        self._schema = to_arrow_schema(wanted, timezone="UTC")
+        self.arrow_schema = to_arrow_schema(wanted, timezone="UTC")
 
     def batch(self, topic: str, records: Sequence[Record]) -> pa.RecordBatch:
         arrays = []
-        for field in self._schema:
+        for field in self.arrow_schema:
             if field.name == "topic":
                 arrays.append(pa.repeat(pa.scalar(topic, field.type), len(records)))
             else:
                 arrays.append(_COLUMNS[field.name](records, field.type))
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
     def lost(self, topic: str, first: int, last: int, reason: str) -> pa.RecordBatch:
         """A row for records that are gone. Its data is NULL, which no record's is; its meta says how far it goes."""
         row = {"topic": topic, "seq": first, "meta": [("lost_to", str(last)), ("reason", reason)]}
-        arrays = [pa.array([row.get(field.name)], field.type) for field in self._schema]
-        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+        arrays = [pa.array([row.get(field.name)], field.type) for field in self.arrow_schema]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.arrow_schema)
 
 
 def _seqs(records: Sequence[Record], type_: pa.DataType) -> pa.Array:

@@ -94,6 +94,15 @@ class Topics:
         except ApiError as error:
             self._explain(error, topic)
 
+    def redrive(self, topic: str, to: str, tag_prefix: str | None, limit: int) -> int:
+        """Dead letters that are in `to` now, or on their way there."""
+        match = None if tag_prefix is None else ["tag", "Glob", f"{tag_prefix}*"]
+        try:
+            answer = self._client.redrive(topic, to, match=match, limit=limit)
+        except ApiError as error:
+            self._explain(error, topic)
+        return int(answer["moved"]) + int(answer["pending"])
+
     def _bytes(self, request: Request, topic: str) -> bytes:
         answer = self._client.exchange(request)
         if not answer.is_success:

@@ -1,10 +1,11 @@
-"""`dead-letters`: why and when jobs were given up, as a report with plots.
+"""`dead-letters`: why and when jobs were given up, as a report with plots; and back to a queue with them.
 
-It reads and changes nothing: a run that died is simply run again. The report is written at the end.
+The report is written before anything is moved. Moving is the server's work, which loses none and doubles none; a run
+that died is simply run again, and finds what is left.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,6 +20,7 @@ from spark_integration.server import Topics
 SPANS = 60  # into which the time from the first to the last is cut
 
 EXAMPLE_CHARS = 200
+REDRIVE_STEP = 1000  # of one call
 
 _WHY = "coalesce(meta['$dead_letter_reason'], 'not told')"
 _QUEUE = "coalesce(meta['$dead_letter_from'], 'not told')"
@@ -51,35 +53,71 @@ class DeadLettersSummary:
     topics: int = 0
     jobs: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    redriven: int = 0
     report: str = ""
 
 
+@dataclass(frozen=True)
+class Redrive:
+    """Which dead letters go back, and where."""
+
+    to: str
+    tag_prefix: str | None = None
+    limit: int | None = None
+
+
 def dead_letters(
-    spark: Any, place: Place, selection: Selection, report: str, *, tell: Tell = to_stderr
+    spark: Any,
+    place: Place,
+    selection: Selection,
+    report: str,
+    *,
+    redrive: Redrive | None = None,
+    tell: Tell = to_stderr,
 ) -> DeadLettersSummary:
-    """Looks at topics of dead letters and writes what it finds to `report`."""
+    """Looks at topics of dead letters, writes what it finds to `report`, and moves them to a queue if asked to."""
     with Topics(place.server) as topics:
         found = {topic: bounds for topic, bounds in sorted(topics.bounds(selection).items()) if bounds.head}
+        groups = _report(spark, place, list(found), report.rstrip("/"))
+        for group in groups:
+            tell(f"{group.topic}: {group.jobs} jobs of {group.queue}: {group.reason}")
+        reasons: Counter[str] = Counter()
+        for group in groups:
+            reasons[group.reason] += group.jobs
+        moved = 0 if redrive is None else _move(topics, groups, redrive, tell)
+    jobs = sum(reasons.values())
+    return DeadLettersSummary(len(found), jobs, dict(reasons), moved, f"{report.rstrip('/')}/index.html")
+
+
+def _report(spark: Any, place: Place, names: Sequence[str], report: str) -> list[Group]:
     groups: list[Group] = []
-    times: Counter[tuple[str, int]] = Counter()
-    rows = _rows(spark, place, list(found)).persist() if found else None
-    try:
-        groups = [] if rows is None else _groups(rows)
-        span = span_of(groups)
-        if rows is not None:
-            times.update(_times(rows, span))
-    finally:
-        if rows is not None:
+    times: dict[tuple[str, int], int] = {}
+    if names:
+        rows = _rows(spark, place, names).persist()
+        try:
+            groups = _groups(rows)
+            times = _times(rows, span_of(groups))
+        finally:
             rows.unpersist()
-    for group in groups:
-        tell(f"{group.topic}: {group.jobs} jobs of {group.queue}: {group.reason}")
-    storage, report = Storage(spark), report.rstrip("/")
+    storage = Storage(spark)
     storage.write_json(f"{report}/dead-letters.json", [asdict(group) for group in groups])
-    storage.write_text(f"{report}/index.html", render(groups, times, span))
-    reasons: Counter[str] = Counter()
-    for group in groups:
-        reasons[group.reason] += group.jobs
-    return DeadLettersSummary(len(found), sum(reasons.values()), dict(reasons), f"{report}/index.html")
+    storage.write_text(f"{report}/index.html", render(groups, times, span_of(groups)))
+    return groups
+
+
+def _move(topics: Topics, groups: Sequence[Group], redrive: Redrive, tell: Tell) -> int:
+    """No more than were found: what fails again and comes back meanwhile waits for the next run."""
+    moved = 0
+    for topic in dict.fromkeys(group.topic for group in groups):
+        left = sum(group.jobs for group in groups if group.topic == topic)
+        left = left if redrive.limit is None else min(left, redrive.limit - moved)
+        while left > 0:
+            count = topics.redrive(topic, redrive.to, redrive.tag_prefix, min(left, REDRIVE_STEP))
+            if not count:
+                break
+            moved, left = moved + count, left - count
+            tell(f"{topic}: {count} jobs are back in {redrive.to}")
+    return moved
 
 
 # --- by Spark ---------------------------------------------------------------------------------------------------------
@@ -139,11 +177,11 @@ def span_of(groups: Sequence[Group]) -> tuple[int, int]:
     return first, (last - first) // SPANS + 1
 
 
-def render(groups: Sequence[Group], times: Counter[tuple[str, int]], span: tuple[int, int]) -> str:
+def render(groups: Sequence[Group], times: Mapping[tuple[str, int], int], span: tuple[int, int]) -> str:
     names = ("topic", "queue", "reason", "jobs", "deliveries", "first", "last", "examples")
     first, width = span
     series = {
-        reason: [(float(first + width * index), float(times[reason, index])) for index in range(SPANS)]
+        reason: [(float(first + width * index), float(times.get((reason, index), 0))) for index in range(SPANS)]
         for reason in dict.fromkeys(group.reason for group in groups)
     }
     total = sum(group.jobs for group in groups)

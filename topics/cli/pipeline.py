@@ -244,15 +244,24 @@ def audit(spark: Any, place: "Place", report: str, topics: tuple[str, ...], patt
 @click.argument("report")
 @click.argument("topics", nargs=-1)
 @click.option("--pattern", metavar="REGEX", help="Every topic whose whole name matches, instead of names.")
+@click.option("--redrive-to", metavar="QUEUE", help="Afterwards, move them to this queue.")
+@click.option("--tag-prefix", help="Move only those whose tag begins like this.")
+@click.option("--limit", type=click.IntRange(1), help="Move at most so many. [all that were found]")
 @runs_job
-def dead_letters(spark: Any, place: "Place", report: str, topics: tuple[str, ...], pattern: str) -> Any:
+def dead_letters(
+    spark: Any, place: "Place", report: str, topics: tuple[str, ...], pattern: str, redrive_to: str, **more: Any
+) -> Any:
     """Tell why and when the jobs in TOPICS were given up; the folder REPORT gets index.html and dead-letters.json.
 
     \b
     Examples:
       topics pipeline dead-letters /data/dead jobs.dead
-      topics pipeline dead-letters /data/dead --pattern '.*\\.dead' --json
+      topics pipeline dead-letters /data/dead jobs.dead --redrive-to jobs --limit 100
     """
+    from spark_integration.jobs.dead_letters import Redrive
     from spark_integration.jobs.dead_letters import dead_letters as run
 
-    return run(spark, place, _selection(topics, pattern), report)
+    if redrive_to is None and any(value is not None for value in more.values()):
+        raise Failure(USAGE, "--tag-prefix and --limit are for --redrive-to")
+    redrive = None if redrive_to is None else Redrive(redrive_to, more["tag_prefix"], more["limit"])
+    return run(spark, place, _selection(topics, pattern), report, redrive=redrive)
