@@ -115,10 +115,15 @@ def test_refusals_have_the_codes_of_the_api(db):
 
 
 def test_any_request_of_the_api_in_bytes(db):
-    answer = db.exchange("POST", "/v0/topics/t", {"return_seqs": "false"}, b'{"records":[{"data":1}]}')
-    assert answer.status == 201
-    assert b'"seqs"' not in answer.body
-    assert db.exchange("GET", "/v0/nothing", {}, b"").status == 404
+    status, answer = db.exchange("POST", "/v0/topics/t", {"return_seqs": "false"}, b'{"records":[{"data":1}]}')
+    assert status == 201
+    assert b'"seqs"' not in answer
+    status, answer = db.exchange("GET", "/v0/metrics")
+    assert (status, b"\ntopics_topics 1\n" in answer) == (200, True)
+    assert db.exchange("GET", "/v0/nothing")[0] == 404
+    for method, path in (("POST", "/v0/watch"), ("GET", "/v0/topics/t/work")):
+        status, answer = db.exchange(method, path)
+        assert (status, b"streams need a server" in answer) == (404, True)
 
 
 def test_settings_are_those_of_the_server(tmp_path):

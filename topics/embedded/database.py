@@ -19,7 +19,6 @@ from topics.client.retries import Retries
 from topics.embedded.instance import Instance
 from topics.embedded.loop import Loop, failed
 from topics.errors import TopicsError
-from topics.gateway.messages import Response
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
@@ -91,17 +90,20 @@ class Database(Api):
 
     def _fetch(self, request: Request) -> bytes:
         body = request.body if isinstance(request.body, bytes) else b"" if request.body is None else _dump(request.body)
-        response = self.exchange(request.method, request.path, request.query, body)
-        if response.status >= 400:
-            error = _decode(response.body + response.tail)["error"]
+        status, answer = self.exchange(request.method, request.path, request.query, body)
+        if status >= 400:
+            error = _decode(answer)["error"]
             raise TopicsError(error["code"], error["message"], error.get("detail"))
-        return response.body + response.tail
+        return answer
 
-    def exchange(self, method: str, path: str, query: Mapping[str, Any], body: bytes) -> Response:
-        """Any request of the API but streams, and its answer in bytes."""
+    def exchange(
+        self, method: str, path: str, query: Mapping[str, Any] | None = None, body: bytes = b""
+    ) -> tuple[int, bytes]:
+        """Any request of the API but streams: the status and the body of its answer."""
         self._check_process()
-        args = path.encode(), urlencode(query).encode(), body
-        return self._loop.call(lambda: self._instance.answer(method, *args))
+        args = path.encode(), urlencode(query or {}).encode(), body
+        response = self._loop.call(lambda: self._instance.answer(method, *args))
+        return response.status, response.body + response.tail
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:

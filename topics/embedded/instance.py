@@ -1,6 +1,6 @@
 """The shards of a data directory and the API in front of them, in one loop.
 
-Shards call one another, and the routes call shards, over the same RPC as between processes (topics/rpc/local.py). A
+Shards call one another, and the routes call shards, as between processes but without sockets (topics/rpc/local.py). A
 shard whose storage fails ends all of them, as a crash of the process would: the next `open` recovers.
 """
 
@@ -12,7 +12,7 @@ from typing import TypeVar
 
 import trio
 
-from topics import limits
+from topics import errors, limits
 from topics.clock import SystemClock
 from topics.errors import TopicsError
 from topics.failpoints import Failpoint
@@ -21,6 +21,7 @@ from topics.gateway.control import ControlLock
 from topics.gateway.dispatch import Gateway
 from topics.gateway.messages import Request, Response
 from topics.gateway.shard_calls import Shards
+from topics.gateway.statuses import error_response
 from topics.gateway.table import ROUTES
 from topics.rpc.local import LocalPeer
 from topics.settings import Settings
@@ -80,6 +81,8 @@ class Instance:
     async def answer(self, method: str, path: bytes, query: bytes, body: bytes) -> Response:
         """As a gateway answers it. Refusals are answers."""
         assert self._gateway is not None
+        if path.startswith(b"/v0/watch") or path.endswith(b"/work"):
+            return error_response(TopicsError(errors.NOT_FOUND, "streams need a server; here are `follow` and `claim`"))
         request = Request(method, path, query, HEADERS, Given(body), visitor=self._gateway.door.visitor())
         try:
             return await self._gateway.answer(request)

@@ -28,7 +28,7 @@ NAMES = frozenset(option.name for option in OPTIONS if option.group in GROUPS an
     "failpoints"
 }
 
-_open: dict[Path, DataDir] = {}
+_open: dict[Path, DataDir | None] = {}  # None while its lock is waited for
 _guard = threading.Lock()
 
 
@@ -74,14 +74,17 @@ def _take(place: Path) -> DataDir:
     with _guard:
         if place in _open:
             raise TopicsError(errors.NOT_READY, f"this program has {place} open already", {"pid": os.getpid()})
-        try:
-            data = open_data_dir(place)
-        except DataDirError as error:
+        _open[place] = None
+    try:
+        data = _open[place] = open_data_dir(place)
+    except BaseException as error:
+        del _open[place]
+        if isinstance(error, DataDirError):
             raise _unusable(error) from None
-        data.publish("")
-        if data.previous is not None and data.previous.run_dir:
-            remove_run_dir(Path(data.previous.run_dir))
-        _open[place] = data
+        raise
+    data.publish("")
+    if data.previous is not None and data.previous.run_dir:
+        remove_run_dir(Path(data.previous.run_dir))
     return data
 
 
@@ -96,7 +99,8 @@ def _forget_in_child() -> None:
     global _guard
     _guard = threading.Lock()  # another thread of the parent may have held it
     for data in _open.values():
-        os.close(data.lock_fd)
+        if data is not None:
+            os.close(data.lock_fd)
     _open.clear()
 
 

@@ -158,9 +158,10 @@ class Call:
             with scope:
                 await async_fn(*args)
         except Exception as error:
-            self._failed(error)
+            self.failed(error)
 
-    def _failed(self, error: Exception) -> None:
+    def failed(self, error: Exception) -> None:
+        """For whoever runs the handler: it raised."""
         if isinstance(error, CallCancelled):
             return
         if self.finished:

@@ -108,7 +108,7 @@ class Peer:
 
     async def _connect(self, attempt: trio.Event) -> None:
         try:
-            connection = await self._dial()
+            connection = await connect_unix(self._path, self._nursery)
         except RpcError as error:
             self._error = error
             self._backoff_ms = min(max(self._backoff_ms * 2, limits.RPC_BACKOFF_MIN_MS), limits.RPC_BACKOFF_MAX_MS)
@@ -123,9 +123,6 @@ class Peer:
             # Also when the nursery is cancelled: those who wait learn it as PeerLost.
             self._attempt = None
             attempt.set()
-
-    async def _dial(self) -> Connection:
-        return await connect_unix(self._path, self._nursery)
 
     def _reason(self) -> RpcError:
         return PeerLost("the peer is down") if self._error is None else self._error.again()

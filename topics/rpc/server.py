@@ -67,10 +67,7 @@ class ServerConnection(Link[Call]):
         try:
             handler(call)
         except Exception as error:
-            if call.finished:
-                logger.exception("the handler of %s failed after it had answered", method)
-            else:
-                call.fail(error)
+            call.failed(error)
 
     def _check_call(self, call_id: int, head: Any) -> tuple[str, int | None, int, dict[str, Any]]:
         if type(head) is not list or len(head) != 4:

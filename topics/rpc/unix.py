@@ -31,7 +31,7 @@ async def connect_unix(path: str, nursery: trio.Nursery) -> Connection:
     try:
         with trio.fail_after(limits.RPC_HELLO_TIMEOUT_MS / 1000):
             stream = await trio.open_unix_socket(path)
-            widen(stream)
+            _widen(stream)
     except (OSError, trio.TooSlowError) as error:
         raise PeerLost("nobody answers at the peer's socket", {"socket": os.path.basename(path)}) from error
     return await connect(stream, nursery)
@@ -59,7 +59,7 @@ async def serve_unix(
             await stream.aclose()  # before the hello: the other side sees PeerLost, which is not_ready
             return
         connections += 1
-        widen(stream)
+        _widen(stream)
         try:
             await serve(stream, handlers)
         finally:
@@ -75,7 +75,7 @@ async def serve_unix(
             os.unlink(path)
 
 
-def widen(stream: trio.SocketStream) -> None:
+def _widen(stream: trio.SocketStream) -> None:
     """Room for a large message in the kernel, so that one side can write it while the other is busy."""
     stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.RPC_SOCKET_BYTES)
 

@@ -61,6 +61,10 @@ def pack_head(head: object) -> bytes:
     return packed
 
 
+def unpack_head(packed: bytes) -> Any:
+    return _unpack(packed)
+
+
 def pieces_of(body: Body) -> tuple[list[memoryview], int]:
     """The body as byte views, without copying, and its size."""
     buffers: Iterable[Buffer] = [body] if isinstance(body, bytes | bytearray | memoryview) else body
