@@ -1,11 +1,15 @@
 """A server and a program take turns on one data directory."""
 
+import json
+import shutil
 import time
 
+import msgspec
 import pytest
 
 import topics
 from topics.client import Client
+from topics.supervisor import slotswap
 from topics.testing.server import Server, wait_until
 
 
@@ -74,6 +78,20 @@ def test_a_directory_that_a_program_made_is_a_servers_with_more_shards_later(ser
     assert server.stop() == 0
     with topics.open(server.data) as db:
         assert look(db) == written
+
+
+def test_a_rebalance_that_a_crash_cut_short_is_finished_first(tmp_path):
+    with topics.open(tmp_path) as db:
+        db.append("t", [{"data": 1}])
+    slots = json.loads((tmp_path / "SLOTS").read_text())
+    shutil.copytree(tmp_path / "shard-00", tmp_path / slotswap.NEW / "shard-00")
+    (tmp_path / slotswap.NEW / "shard-01").mkdir()
+    swap = slotswap.Swap(slotswap.VERSION, ["shard-00", "shard-01"], {"SLOTS": json.dumps(slots | {"shards": 2})})
+    (tmp_path / slotswap.FILE).write_bytes(msgspec.json.encode(swap))
+    with topics.open(tmp_path) as db:
+        assert [record["data"] for record in db.read("t")] == [1]
+    assert not slotswap.is_pending(tmp_path)
+    assert json.loads((tmp_path / "SLOTS").read_text()) == slots | {"shards": 2}
 
 
 def test_lifetimes_go_on_while_it_is_closed(tmp_path):

@@ -17,7 +17,7 @@ from topics.embedded.loop import Loop, failed
 from topics.errors import TopicsError
 from topics.failpoints import parse
 from topics.settings import OPTIONS, Settings, SettingsError, load
-from topics.supervisor import slotmap
+from topics.supervisor import slotmap, slotswap
 from topics.supervisor.colddir import check_cold_dir
 from topics.supervisor.datadir import DataDir, DataDirError, open_data_dir
 from topics.supervisor.rundir import remove_run_dir
@@ -108,6 +108,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _instance(chosen: Settings, data_dir: Path, shards: int | None) -> Instance:
+    slotswap.finish(data_dir)  # it may change how many shards there are
     known = slotmap.load(data_dir)
     slots, served = slotmap.settle(data_dir, known.shards if known is not None and shards is None else chosen.shards)
     check_cold_dir(chosen.cold_dir, data_dir, served)
