@@ -52,6 +52,7 @@ async def test_a_job_without_meta_has_none_again():
         await make_letters(shard, "x")
         assert await redrive(shard) == (1, 0, 0)
         assert "meta" not in (await shard.claim())[0]
+        assert shard.queues.find("q").leases.line is None  # it is a job like any other
 
 
 async def test_limits_and_matches_choose_the_oldest_first():
@@ -260,10 +261,7 @@ async def test_an_answer_does_not_wait_for_ever(monkeypatch):
         wire.connection = dest.connection
         await dest.make(DEAD)
         await shard.produce("x", "y", topic=QUEUE)
-        wire.lose = ["", "there", "there", "there"]
+        wire.lose = ["", "hang", "hang"]
         assert await redrive(shard, QUEUE, DEAD) == (0, 0, 2)
         assert await redrive(shard, QUEUE, DEAD) == (0, 2, 0)  # they are on their way, and not moved twice
-        with trio.fail_after(20):
-            while await shard.records(QUEUE):
-                await trio.sleep(0.01)
-        assert sorted(record["data"] for record in await dest.records(DEAD)) == ["x", "y"]
+        assert wire.calls == 4

@@ -33,7 +33,7 @@ from array import array
 import xxhash
 
 from topics.core.block import BadBlock, Block
-from topics.core.extras import BadExtras, Extras
+from topics.core.extras import BadExtras
 from topics.core.packing import unpack
 from topics.limits import BLOCK_RECORDS_MAX, UNPACKED_MAX
 
@@ -236,18 +236,17 @@ def _decode_columns(block: Block, view: memoryview, n: int) -> int:
 
 def _decode_side(block: Block, head: BlockHead, side: bytes) -> None:
     """The nodes and the extras of a block, from what follows its tags."""
-    names, at = _decode_nodes(side)
-    extras = Extras()
-    extras.ranked = block.priorities.count(0) != head.n
+    block.nodes, at = _decode_nodes(side)
+    block.extras = None
+    if block.priorities.count(0) != head.n:
+        block.need_extras().ranked = True
     if head.flags & FLAG_EXTRAS:
         try:
-            extras.decode(side[at:], head.n)
+            block.need_extras().decode(side[at:], head.n)
         except BadExtras as error:
             raise BadBlock(str(error)) from error
     elif at != len(side):
         raise BadBlock("node dictionary does not fill the side part")
-    block.nodes = names
-    block.extras = extras if extras else None
 
 
 def _decode_nodes(side: bytes) -> tuple[list[bytes], int]:

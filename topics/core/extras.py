@@ -111,6 +111,8 @@ class Extras:
 
     def decode(self, data: bytes, n: int) -> None:
         """Take over the extensions of a block of `n` records. Raises BadExtras."""
+        if not data:
+            raise BadExtras("there is no extension")
         at = 0
         while at < len(data):
             if len(data) - at < _HEAD.size:

@@ -478,7 +478,9 @@ class Leases:
             self._queue_up(seq)
 
     def enlist(self, topic: "Topic", block: Block) -> None:
-        """Jobs with priorities or times are about to come in."""
+        """Jobs are about to come in, perhaps with priorities or times."""
+        if block.extras is None or not (block.extras.ranked or block.extras.dues is not None):
+            return
         if self.line is None:
             self.line = Line(topic)
             for seq in self._free:
