@@ -139,6 +139,7 @@ RPC_BODY_MAX = 160 * MIB
 RPC_INFLIGHT_MAX = 32_768  # a stream holds one or two open for as long as it lives
 RPC_SEND_QUEUE_BYTES = 32 * MIB
 RPC_CREDITS_DEFAULT = 64
+RPC_UNHEARD_MAX = 1024  # answers of one connection that can still turn out to have reached nobody
 RPC_HELLO_TIMEOUT_MS = 5_000
 RPC_JOIN_BYTES = 8 * KIB  # messages up to this size are copied into one send; larger ones go as separate buffers
 RPC_SEND_BATCH_BYTES = 512 * KIB  # one send takes at most this much, so that a new small message waits for no more

@@ -308,3 +308,38 @@ async def test_a_task_that_fails_while_its_connection_closes_is_logged(caplog):
         await connection.aclose()
         await trio.testing.wait_all_tasks_blocked()
     assert "during cleanup" in caplog.text
+
+
+async def test_an_answer_that_crosses_with_the_callers_end_is_known_to_have_reached_nobody(open_pair):
+    unheard: list[int] = []
+    scope = trio.CancelScope()
+
+    def answer(call):
+        number = call.head["n"]
+        call.if_unheard(lambda: unheard.append(number))
+        call.reply({"n": number})
+        if number == 2:
+            scope.cancel()  # the caller goes before it has read that
+
+    async with open_pair({"answer": answer, "echo": echo}) as connection:
+        await connection.call("answer", {"n": 1})
+        with scope:
+            await connection.call("answer", {"n": 2})
+        assert scope.cancelled_caught
+        await connection.call("answer", {"n": 3})
+        await until(lambda: unheard == [2])
+
+
+async def test_answers_that_may_reach_nobody_are_not_kept_for_ever(set_limits):
+    set_limits(RPC_UNHEARD_MAX=3)
+    kept: list[int] = []
+
+    def answer(call):
+        call.if_unheard(lambda: None)
+        call.reply({})
+        kept.append(len(call._link._answered))
+
+    async with rpc_pair({"answer": answer}) as connection:
+        for _ in range(10):
+            await connection.call("answer", {})
+    assert max(kept) == 3

@@ -7,6 +7,7 @@ import trio.testing
 from tests.shards.queue_shard import QueueShard, seqs_of, serving, without
 from topics import errors, limits
 from topics.clock import SystemClock
+from topics.core import replies
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
 
@@ -334,3 +335,25 @@ async def test_the_leases_log_stays_small(monkeypatch):
         assert await shard.counts() == (7, 3, 0)
         shard.clock.advance(30_001)
         assert [job["deliveries"] for job in await shard.claim(4)] == [62, 62, 62, 1]
+
+
+@pytest.mark.parametrize("leases_durable", [False, True])
+async def test_a_claim_whose_answer_reaches_nobody_is_given_back_at_once(monkeypatch, leases_durable):
+    """The caller's end crosses with the answer on the way."""
+    scope = trio.CancelScope()
+    answer = replies.claimed
+
+    def answer_and_lose(*given):
+        scope.cancel()
+        return answer(*given)
+
+    async with serving() as shard:
+        await shard.make(leases_durable=leases_durable, max_deliveries=1, dead_letter="dead")
+        await shard.produce("x", "y")
+        monkeypatch.setattr(replies, "claimed", answer_and_lose)
+        with scope:
+            await shard.claim(2)
+        assert scope.cancelled_caught
+        monkeypatch.undo()
+        await until(lambda: shard.queues.find("q").ready == 2)
+        assert [job["deliveries"] for job in await shard.claim(2)] == [1, 1]

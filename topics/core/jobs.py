@@ -38,10 +38,10 @@ class Jobs:
                 window.low, window.high = min(window.low, at), max(window.high, at + 1)
         self.plan = Plan(list(chunks.values()), None, 0, 0, 0, len(picks))
 
-    def still_held(self, leases: Leases) -> list[int]:
-        """The seqs that are still under these leases."""
-        held = ((job.seq, leases.lease_of(job.seq), job.number) for job in self._jobs)
-        return [seq for seq, lease, number in held if lease is not None and lease.number == number]
+    @property
+    def leases(self) -> list[tuple[int, int]]:
+        """The seqs and the numbers of their leases."""
+        return [(job.seq, job.number) for job in self._jobs]
 
     def render(self, leases: Leases, prefix: bytes = b"") -> list[tuple[int, bytes]]:
         """The jobs that are still under these leases, each with its seq. `prefix` goes before the first field."""

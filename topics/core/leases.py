@@ -142,6 +142,11 @@ class Leases:
     def lease_of(self, seq: int) -> Lease | None:
         return self._leases.get(seq)
 
+    def still_held(self, leases: Iterable[tuple[int, int]]) -> list[int]:
+        """Of these seqs and lease numbers, the seqs that are still under that lease."""
+        held = ((seq, self._leases.get(seq), number) for seq, number in leases)
+        return [seq for seq, lease, number in held if lease is not None and lease.number == number]
+
     def held_by(self, owner: int) -> int:
         """How many jobs a stream holds."""
         return len(self._owned.get(owner, ()))
@@ -167,9 +172,6 @@ class Leases:
         if lease is not None and seq in self._free:
             return Failure(EXPIRED, lease.deadline)
         return self._failures.get(seq)
-
-    def is_free(self, seq: int) -> bool:
-        return seq in self._free
 
     def is_idle(self, seq: int) -> bool:
         """Whether it could be claimed, if it is live."""

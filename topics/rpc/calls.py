@@ -8,6 +8,7 @@ it are silently dropped.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVarTuple, Unpack
 
 import trio
@@ -32,6 +33,7 @@ class Call:
         "_id",
         "_link",
         "_lot",
+        "_unheard",
         "body",
         "cancelled",
         "deadline_ms",
@@ -64,6 +66,7 @@ class Call:
         self._credits = credits
         self._lot = trio.lowlevel.ParkingLot() if credits else None  # senders that wait for credits
         self._callbacks: list[Callable[[], object]] | None = None
+        self._unheard: Callable[[], object] | None = None
 
     def reply(self, head: Mapping[str, Any], body: Body = b"") -> None:
         """Answer; ends a stream too. What cannot be sent (too large, not msgpack) becomes an error at the caller."""
@@ -95,6 +98,11 @@ class Call:
             self._call_back(callback)
         elif not self.finished:
             self._callbacks = [*(self._callbacks or ()), callback]
+
+    def if_unheard(self, callback: Callable[[], object]) -> None:
+        """To be said before the answer: call back, synchronously, if the caller had gone before that reached it. It is
+        told for as long as it is among the last such calls of its connection."""
+        self._unheard = callback
 
     def try_send(self, head: Mapping[str, Any], body: Body = b"") -> bool:
         """One message of a stream, if there is a credit for it and room in the send queue."""
@@ -150,6 +158,8 @@ class Call:
         self.finished = True
         self._callbacks = None
         self._link.calls.pop(self._id, None)
+        if self._unheard is not None:
+            self._link.answered(self._id, partial(self._call_back, self._unheard))
 
     async def _run(self, async_fn: Callable[[Unpack[ArgsT]], Awaitable[object]], args: tuple[*ArgsT]) -> None:
         scope = trio.CancelScope()

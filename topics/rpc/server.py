@@ -4,7 +4,7 @@ Backpressure: while more than RPC_SEND_QUEUE_BYTES of answers wait to be read by
 from it. The calling end always reads, so the two can never wait for each other.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
@@ -23,6 +23,7 @@ class ServerConnection(Link[Call]):
         super().__init__(stream, collect_all=True)
         self.tasks: trio.Nursery  # of calls that have one; set while `run` runs
         self._handlers = handlers
+        self._answered: dict[int, Callable[[], None]] = {}  # what to do if the answer reached nobody, the oldest first
 
     async def run(self) -> None:
         async with trio.open_nursery() as self.tasks:
@@ -90,6 +91,14 @@ class ServerConnection(Link[Call]):
         self.outbox.drop(call_id)  # also of a call that is answered but not yet sent
         if call is not None:
             call.cancel()
+        elif call_id in self._answered:  # the two crossed: a caller that has an answer does not cancel
+            self._answered.pop(call_id)()
+
+    def answered(self, call_id: int, unheard: Callable[[], None]) -> None:
+        """For a call: somebody wants to know if its answer reaches nobody."""
+        self._answered[call_id] = unheard
+        if len(self._answered) > limits.RPC_UNHEARD_MAX:
+            del self._answered[next(iter(self._answered))]
 
     def _grant(self, call_id: int, credits: Any) -> None:
         if type(credits) is not int or credits < 1:

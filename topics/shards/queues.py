@@ -17,6 +17,7 @@ life is mistaken for one of now.
 import logging
 import secrets
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import trio
 
@@ -276,7 +277,7 @@ class Claimer:
     def give(self, jobs: Jobs) -> None:
         self._leave()
         if self._call.cancelled:  # nobody is there to work on them
-            self._queue.abandon(jobs.still_held(self._queue.leases), counts=False)
+            self._give_back(jobs.leases)
             return
         self._queues.read(self._call, self._queue, jobs, lambda: self._answer(jobs))
 
@@ -312,7 +313,16 @@ class Claimer:
     def _answer(self, jobs: Jobs | None) -> None:
         queue = self._queue
         if jobs is not None and self._call.cancelled:
-            queue.abandon(jobs.still_held(queue.leases), counts=False)
+            self._give_back(jobs.leases)
             return
+        if jobs is not None:
+            self._call.if_unheard(partial(self._give_back, jobs.leases))
         shown = jobs.render(queue.leases) if jobs is not None else []
         self._call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.now()))
+
+    def _give_back(self, leases: list[tuple[int, int]]) -> None:
+        """Nobody was told of them."""
+        queue = self._queue
+        seqs = queue.leases.still_held(leases)
+        if seqs and not queue.is_gone:
+            queue.abandon(seqs, counts=False)
