@@ -27,6 +27,7 @@ DEFAULTS = {
     "compression": "none",
     "compression_min_bytes": 1024,
     "priority_age_ms": 60_000,
+    "message_ids": False,
 }
 
 

@@ -34,7 +34,7 @@ CHOICE_FIELDS = {
 EXAMPLE_ORDER = [
     "type", "ttl_ms", "cap_records", "cap_bytes", "discard", "durable", "durability", "priority", "auto_priority",
     "auto_create", "idempotency_window_ms", "dedupe_node", "lease_ms", "claim_jitter_ms", "max_deliveries",
-    "dead_letter", "leases_durable", "compression", "compression_min_bytes", "priority_age_ms",
+    "dead_letter", "leases_durable", "compression", "compression_min_bytes", "priority_age_ms", "message_ids",
 ]  # fmt: skip
 
 u64s = st.integers(0, U64_MAX)
@@ -116,7 +116,7 @@ def test_json_has_the_order_and_the_defaults_of_the_api():
         b'{"type":"log","ttl_ms":0,"cap_records":0,"cap_bytes":0,"discard":"old","durable":false,"durability":"disk",'
         b'"priority":null,"auto_priority":true,"auto_create":true,"idempotency_window_ms":120000,"dedupe_node":true,'
         b'"lease_ms":30000,"claim_jitter_ms":0,"max_deliveries":0,"dead_letter":null,"leases_durable":false,'
-        b'"compression":"none","compression_min_bytes":1024,"priority_age_ms":60000}'
+        b'"compression":"none","compression_min_bytes":1024,"priority_age_ms":60000,"message_ids":false}'
     )
     assert list(json.loads(to_json(put({"durable": True, "type": "queue"})))) == EXAMPLE_ORDER
 

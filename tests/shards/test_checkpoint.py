@@ -19,9 +19,9 @@ from topics.shards.install import STEP
 from topics.shards.recovery import recover
 from topics.shards.shard import Shard
 from topics.shards.store import Store
+from topics.testing.drafts import Draft
 from topics.testing.driver import Driver
 from topics.testing.faulty_files import FaultyFiles
-from topics.testing.reference import Draft
 from topics.testing.rpc_pair import rpc_pair
 
 

@@ -18,11 +18,11 @@ from topics.core.packing import compression_of
 from topics.limits import Limits
 from topics.shards import checkpoint, datafile, snapshot
 from topics.testing.cold_driver import COLD, ColdDriver
+from topics.testing.drafts import Draft
 from topics.testing.driver import Driver
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
 from topics.testing.outcomes import FailedStart, Poisoned
-from topics.testing.reference import Draft
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
 

@@ -12,9 +12,10 @@ from topics.core.requests import decode_append
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.shards import keymemory
+from topics.testing.drafts import Draft
 from topics.testing.driver import Driver
 from topics.testing.outcomes import Answer
-from topics.testing.reference import Draft, Query
+from topics.testing.reference import Query
 
 
 @pytest.fixture

@@ -22,7 +22,8 @@ from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.shards import checkpoint, snapshot
 from topics.testing.cold_driver import ColdDriver
-from topics.testing.reference import Draft, Query, Record, ReferenceTopic, Settings
+from topics.testing.drafts import Draft, Settings
+from topics.testing.reference import Query, ReferenceTopic
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
 NAMES = ("a", "a", "a", "b", "b", "c:x")
@@ -76,6 +77,7 @@ configs = st.fixed_dictionaries(
         "cap_bytes": st.sampled_from((0, 200, 3000)),
         "discard": st.sampled_from(("old", "reject")),
         "idempotency_window_ms": st.sampled_from((0, 20, 120_000)),
+        "message_ids": st.booleans(),
         "compression": st.sampled_from(("none", "gzip", "zstd")),
         "compression_min_bytes": st.sampled_from((0, 300, 1024)),
     },
@@ -167,7 +169,7 @@ class ShardMachine(RuleBasedStateMachine):
         waiting = self.driver.waiting_records(name)
         held_bytes = seen.bytes + sum(record.size for record in waiting)
         ts, next_seq = max(now, accepted.last_ts), accepted.head_seq + 1
-        size = sum(Record(seq, ts, *draft).size for seq, draft in enumerate(batch, next_seq))
+        size = sum(caps.record(seq, ts, draft).size for seq, draft in enumerate(batch, next_seq))
         records = len(batch), seen.count + len(waiting)
         for cap, need, held in ((caps.cap_records, *records), (caps.cap_bytes, size, held_bytes)):
             if cap and need > cap:

@@ -18,8 +18,8 @@ from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.shards.boardslot import expire_all
 from topics.shards.quota import BoardQuota, grows_by
+from topics.testing.drafts import Draft
 from topics.testing.driver import Driver
-from topics.testing.reference import Draft
 
 
 @pytest.fixture

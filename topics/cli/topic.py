@@ -55,6 +55,7 @@ CONFIG_OPTIONS: tuple[tuple[str, Any, str], ...] = (
     ("--discard", click.Choice(["old", "reject"]), "What gives way in a full topic."),
     ("--priority", int, "Fixed priority, -1000 to 1000."),
     ("--idempotency-window-ms", int, "How long idempotency and dedup keys are remembered."),
+    ("--message-ids", bool, "Each new record gets a UUIDv7 as $id."),
     ("--lease-ms", int, "Queue: how long a claimed job is somebody's."),
     ("--claim-jitter-ms", int, "Queue: claims within this window share fairly."),
     ("--max-deliveries", int, "Queue: so many tries before the dead-letter topic."),

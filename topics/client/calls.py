@@ -49,6 +49,7 @@ class Job:
     node: str | None = None
     meta: Mapping[str, str] = field(default_factory=dict)
     priority: int = 0
+    id: str | None = None  # of queues with `message_ids`
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> "Job":
@@ -63,6 +64,7 @@ class Job:
             fields.get("$node"),
             fields.get("meta", {}),
             fields.get("priority", 0),
+            fields.get("$id"),
         )
 
 

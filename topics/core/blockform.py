@@ -4,7 +4,7 @@ Block body, little endian (in a WAL frame as it is; in a data file followed by a
 
     off   size  field
       0      4  frame_len      length of body, or of body + trailer in a data file
-      4      4  version u8, kind u8 (0 direct, 1 derived), flags u16 (1 CR/LF in text, 2 tags, 4 compressed, 8 ids,
+      4      4  version u8, kind u8 (0 direct, 1 derived), flags u16 (1 CR/LF in text, 2 tags, 4 compressed, 8 kept,
                 16 extensions)
       8     16  first_seq u64, base_ts u64
      24     16  n u32, raw text_len u32, stored text_len u32, side_len u32
@@ -13,7 +13,8 @@ Block body, little endian (in a WAL frame as it is; in a data file followed by a
                 priority u8, hops u8
       …   side  quoted tags, then the node dictionary (u16 count, then u16 length + quoted name each) if there are nodes
                 or extensions, then with flag 16 the extensions (extras.py)
-      …   text  {"$seq":…,"$ts":…[,"$node":…],"data":…[,"meta":…]} joined by ","; compressed as a whole with flag 4
+      …   text  {"$seq":…,"$ts":…[,"$node":…][,"$id":…],"data":…[,"meta":…]} joined by ",";
+                compressed as a whole with flag 4
 
 Trailer in a data file: XXH3-64 of the body (seeded per file, so that stale bytes of another file never check), then
 n delete flags (0xD5 = deleted, every other value = live) which lie inside frame_len but outside the checksum: a

@@ -32,6 +32,7 @@ U64_MAX = 2**64 - 1
 LEASE_MS_MIN = 100
 LEASE_MS_MAX = 86_400_000
 CLAIM_JITTER_MS_MAX = 5_000
+HIDDEN = ("id_salt", "ids_from")  # fields that no client sees or sets
 
 
 class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
@@ -56,6 +57,9 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, weakref=True):
     compression: Compression = "none"
     compression_min_bytes: int = 1024
     priority_age_ms: int = 60_000
+    message_ids: bool = False
+    id_salt: int = 0  # of its message ids (ids.py)
+    ids_from: int = 0  # the first seq that has one
 
     @property
     def durable(self) -> bool:
@@ -152,6 +156,7 @@ _CHECKS: dict[str, _Check] = {
     "compression": _one_of("none", "gzip", "zstd"),
     "compression_min_bytes": _u64,
     "priority_age_ms": _u64,
+    "message_ids": _boolean,
 }
 
 
@@ -224,4 +229,4 @@ def from_wire(stored: Mapping[str, Any]) -> TopicConfig:
 
 _FIELDS = TopicConfig.__struct_fields__
 
-assert set(_FIELDS) | {"durable"} == set(_CHECKS)
+assert set(_FIELDS) - set(HIDDEN) | {"durable"} == set(_CHECKS)

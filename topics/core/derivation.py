@@ -17,6 +17,7 @@ from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 
 POSITIONS_MAX = 4096
+UNKNOWN = -1
 
 
 class Position(NamedTuple):
@@ -42,8 +43,8 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 
 class Derived:
     __slots__ = (
-        "dest_seq", "fresh", "generation", "marked", "missing", "positions", "seq", "skipped", "source", "source_epoch",
-        "source_id", "struck", "totals",
+        "dest_seq", "fresh", "generation", "id_ts", "marked", "missing", "positions", "seq", "skipped", "source",
+        "source_epoch", "source_id", "struck", "totals",
     )  # fmt: skip
 
     def __init__(self, mark: Mark) -> None:
@@ -51,6 +52,7 @@ class Derived:
         self.positions: list[Position] = []  # ascending, the first at or below all that is missing
         self.struck = SeqRanges()  # deleted among the missing
         self.skipped = SeqRanges()  # seqs of the source that were never copied, as far as a replay has to know
+        self.id_ts = UNKNOWN  # the time in the topic's newest message id
         self.take(mark)
 
     def take(self, mark: Mark) -> None:
@@ -214,6 +216,12 @@ def miss(topic: Topic, last: int) -> None:
     topic.next_seq = max(topic.next_seq, last + 1)
     if topic.chunks:
         topic.chunks[-1].open = False
+
+
+def note_id_time(topic: Topic, ts: int) -> None:
+    """Records whose ids have times up to this one have been accepted (ids.py)."""
+    if topic.derived is not None and topic.config.message_ids:
+        topic.derived.id_ts = max(topic.derived.id_ts, ts)
 
 
 def time_at(topic: Topic, seq: int, wanted: int) -> int:

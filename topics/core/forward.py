@@ -12,6 +12,7 @@ import msgspec
 from topics.core.bits import runs, span
 from topics.core.block import Block
 from topics.core.diff import Slice
+from topics.core.ids import Ids, members, order_times, time_of
 from topics.core.render import cut_texts
 from topics.core.requests import ROUTER_STAMP
 from topics.core.routes import Definition
@@ -34,6 +35,7 @@ class Copies(msgspec.Struct, array_like=True):
     hops: list[int] = []
     routers: list[int] = []  # index of the router
     dead: list[bool] = []  # gone from the source meanwhile
+    times: list[int] = []  # of the originals, for message ids
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -52,10 +54,20 @@ class Copies(msgspec.Struct, array_like=True):
 class Selector:
     """One router's share of the work."""
 
-    __slots__ = ("_hop_cap", "_pattern", "_preserve_node", "_preserve_tag", "_stamp", "_start", "index")
+    __slots__ = ("_has_ids", "_hop_cap", "_pattern", "_preserve_node", "_preserve_tag", "_stamp", "_start", "index")
 
-    def __init__(self, index: int, name: str, definition: Definition, start: int, source: tuple[int, int]) -> None:
-        """`source` is the id and the epoch of the topic."""
+    def __init__(
+        self,
+        index: int,
+        name: str,
+        definition: Definition,
+        start: int,
+        source: tuple[int, int],
+        *,
+        has_ids: bool = False,
+    ) -> None:
+        """`source` is the id and the epoch of the topic; `has_ids` if there may be ids in it."""
+        self._has_ids = has_ids
         self.index = index
         self._start = start
         self._pattern = Pattern(definition.filter) if definition.filter is not None else None
@@ -86,6 +98,7 @@ class Selector:
         copies.hops.append(min(hops + 1, HOPS_CEILING))
         copies.routers.append(self.index)
         copies.dead.append(dead)
+        copies.times.append((self._has_ids and time_of(block, index)) or block.base_ts + block.ts[index])
 
 
 def _stamped(tail: bytes, meta_len: int, key: bytes) -> tuple[bytes, int]:
@@ -134,12 +147,15 @@ def gaps_in(windows: Iterable[Slice], after: int, through: int) -> list[tuple[in
     return [*gaps, (at, through)] if at <= through else gaps
 
 
-def render(copies: Copies, first_seq: int, ts: int) -> list[Block]:
-    """The blocks of copies at consecutive seqs."""
+def render(copies: Copies, first_seq: int, ts: int, ids: Ids | None = None) -> list[Block]:
+    """The blocks of copies at consecutive seqs. Their ids have the times of the originals, from that of `ids` on."""
     texts, data_offs = [], []
     stamp = b',"$ts":%d' % ts
+    named = members(order_times(copies.times, ids.ts), first_seq, ids.salt) if ids is not None else None
     for seq, (node, tail) in enumerate(zip(copies.nodes, copies.tails, strict=True), first_seq):
         head = b'{"$seq":%d%b%b' % (seq, stamp, b',"$node":' + node if node else b"")
+        if named is not None:
+            head += named[seq - first_seq]
         texts.append(head + tail)
         data_offs.append(len(head))
     blocks = []

@@ -11,17 +11,23 @@ from operator import add
 import msgspec
 
 from topics.core.block import Block
+from topics.core.ids import Ids, members
 from topics.core.requests import RecordIn, quoted
 from topics.limits import BLOCK_RECORDS_MAX, BLOCK_TEXT_BYTES
 
 
-def render_blocks(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> list[Block]:
-    """The blocks of one append. Every record gets the same `ts`; seqs are contiguous from `first_seq`."""
+def render_blocks(
+    records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int, ids: Ids | None = None
+) -> list[Block]:
+    """The blocks of one append. Every record gets the same `ts`; seqs are contiguous from `first_seq`.
+
+    With `ids` each gets one (ids.py).
+    """
     if len(records) == 1:
-        return [_one(records[0], node, first_seq, ts)]
+        return [_one(records[0], node, first_seq, ts, ids)]
     if node is None and _are_plain(records):
-        return _plain(records, first_seq, ts)
-    texts, data_offs, meta_lens, tags, nodes = _mixed(records, node, first_seq, ts)
+        return _plain(records, first_seq, ts, ids)
+    texts, data_offs, meta_lens, tags, nodes = _mixed(records, node, first_seq, ts, ids)
     blocks = []
     for low, high in cut_texts(texts):
         block = Block(first_seq + low, ts)
@@ -40,10 +46,15 @@ def _are_plain(records: Sequence[RecordIn]) -> bool:
     )
 
 
-def _plain(records: Sequence[RecordIn], first_seq: int, ts: int) -> list[Block]:
+def _plain(records: Sequence[RecordIn], first_seq: int, ts: int, ids: Ids | None) -> list[Block]:
     """Records that have data alone: no text is made on its own, a block's is joined from everybody's two halves."""
-    opening = b'},{"$seq":%%d,"$ts":%d,"data":' % ts  # the first two bytes close the text before it
-    heads = [opening % seq for seq in range(first_seq, first_seq + len(records))]
+    if ids is None:
+        opening = b'},{"$seq":%%d,"$ts":%d,"data":' % ts  # the first two bytes close the text before it
+        heads = [opening % seq for seq in range(first_seq, first_seq + len(records))]
+    else:
+        opening = b'},{"$seq":%%d,"$ts":%d%%b,"data":' % ts
+        named = members([ids.ts] * len(records), first_seq, ids.salt)
+        heads = [opening % pair for pair in enumerate(named, first_seq)]
     datas = [record.data for record in records]
     spans = list(map(add, map(len, heads), map(len, datas)))  # "}," in front, instead of "}" and a comma behind
     data_offs = [len(head) - len(b'},,"data":') for head in heads]
@@ -62,12 +73,13 @@ def _plain(records: Sequence[RecordIn], first_seq: int, ts: int) -> list[Block]:
 Columns = tuple[list[bytes], list[int], list[int], list[bytes], list[bytes]]
 
 
-def _mixed(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int) -> Columns:
+def _mixed(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: int, ids: Ids | None) -> Columns:
     """The columns of any records."""
     stamp = b',"$ts":%d' % ts
     batch_node = quoted(node) if node is not None else b""
     batch_mid = stamp + (b',"$node":' + batch_node if batch_node else b"")
     texts, data_offs, meta_lens, tags, nodes = [], [], [], [], []
+    named = members([ids.ts] * len(records), first_seq, ids.salt) if ids is not None else None
     for seq, record in enumerate(records, first_seq):
         if record.node is None:
             mid, name = batch_mid, batch_node
@@ -75,6 +87,8 @@ def _mixed(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: in
             name = quoted(record.node)
             mid = stamp + b',"$node":' + name
         head = b'{"$seq":%d%b' % (seq, mid)
+        if named is not None:
+            head += named[seq - first_seq]
         text, meta_len = _closed(head, record)
         texts.append(text)
         meta_lens.append(meta_len)
@@ -84,7 +98,7 @@ def _mixed(records: Sequence[RecordIn], node: str | None, first_seq: int, ts: in
     return texts, data_offs, meta_lens, tags, nodes
 
 
-def _one(record: RecordIn, node: str | None, seq: int, ts: int) -> Block:
+def _one(record: RecordIn, node: str | None, seq: int, ts: int, ids: Ids | None) -> Block:
     """A write of one record: the columns would cost several times as much as its text."""
     node = record.node if record.node is not None else node
     head = b'{"$seq":%d,"$ts":%d' % (seq, ts)
@@ -92,6 +106,8 @@ def _one(record: RecordIn, node: str | None, seq: int, ts: int) -> Block:
     if node is not None:
         name = quoted(node)
         head += b',"$node":' + name
+    if ids is not None:
+        head += members((ids.ts,), seq, ids.salt)[0]
     text, meta_len = _closed(head, record)
     tag = quoted(record.tag) if record.tag is not None else b""
     return Block.of_one(seq, ts, text, len(head), meta_len, tag, name)

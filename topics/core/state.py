@@ -28,6 +28,7 @@ from topics.core.events import (
     WentIdle,
 )
 from topics.core.idempotency import KeyWindow, Remembered, digest_key
+from topics.core.ids import ids_of
 from topics.core.leases import leases_of
 from topics.core.loss import CORRUPT, CRASH
 from topics.core.render import render_blocks
@@ -162,7 +163,7 @@ def decide_append(
         check_topic(request.records, topic, now_ms)
     ts = blocks[0].base_ts if blocks else max(now_ms, topic.last_ts)
     if blocks is None:
-        blocks = render_blocks(request.records, request.node, topic.next_seq, ts)
+        blocks = render_blocks(request.records, request.node, topic.next_seq, ts, ids_of(topic, ts))
     assert not blocks or (blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts)
     if request.has_terms and blocks:
         lay_terms(blocks, request.records, ts)

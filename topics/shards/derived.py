@@ -28,15 +28,18 @@ import trio
 
 from topics.core import derivation
 from topics.core import state as core
-from topics.core.derivation import Derived, Mark, Position
+from topics.core.derivation import UNKNOWN, Derived, Mark, Position
 from topics.core.events import Appended, RangeLost
 from topics.core.forward import Copies, render
+from topics.core.ids import ids_of
 from topics.core.loss import SOURCE_TRIM
 from topics.core.topic import Topic
 from topics.errors import topic_not_found
 from topics.rpc.calls import Call, Handler
+from topics.shards import idtimes
 from topics.shards.answers import Done, Fail
 from topics.shards.heads import AttachDerivedHead, FillHead, LinkHead, TakeHead, TrimHead, read_head
+from topics.shards.idtimes import Floors
 from topics.shards.links import Links
 from topics.shards.marks import Marks
 from topics.shards.store import Store
@@ -50,6 +53,7 @@ _copies = msgspec.msgpack.Decoder(Copies)
 
 class Derivation:
     def __init__(self, store: Store, links: Links, marks: Marks) -> None:
+        self._store = store
         self._engine = store.engine
         self._links = links
         self._marks = marks
@@ -126,6 +130,10 @@ class Derivation:
         derived = self._follows(topic, head)
         if derived is None:
             return {"again": True}
+        if topic.config.message_ids and derived.id_ts == UNKNOWN:
+            derived.id_ts = await idtimes.newest(self._store, topic)
+            if self._follows(topic, head) is not derived:
+                return {"again": True}
         count, to_seq = self._fitting(topic, copies), head.to_seq
         if count < len(copies):
             to_seq = copies.seqs[count] - 1
@@ -169,13 +177,13 @@ class Derivation:
             count = min(count, config.cap_records - topic.count - topic.pending_records)
         if config.cap_bytes:
             room = config.cap_bytes - topic.bytes - topic.pending_bytes
-            blocks = render(copies, topic.next_seq, max(self._engine.now(), topic.last_ts))
+            blocks = render(copies, topic.next_seq, max(self._engine.now(), topic.last_ts), ids_of(topic, 0))
             sizes = accumulate(size for block in blocks for size in block.sizes())
             count = min(count, sum(size <= room for size in sizes))
         while 0 < count < len(copies) and copies.seqs[count] == copies.seqs[count - 1]:
             count -= 1
         if count <= 0:
-            first = render(copies.part(0, 1), topic.next_seq, max(self._engine.now(), topic.last_ts))
+            first = render(copies.part(0, 1), topic.next_seq, max(self._engine.now(), topic.last_ts), ids_of(topic, 0))
             core.check_room(topic, 1, first[0].size)
         return count
 
@@ -184,9 +192,11 @@ class Derivation:
         engine = self._engine
         ts = max(engine.now(), topic.last_ts)
         first_seq, last_seq = topic.next_seq, topic.next_seq + len(copies) - 1
-        event = Appended(topic.id, topic.epoch, ts, first_seq, len(copies), b"", render(copies, first_seq, ts))
+        blocks = render(copies, first_seq, ts, ids_of(topic, 0))
+        event = Appended(topic.id, topic.epoch, ts, first_seq, len(copies), b"", blocks)
         engine.admit(0, topic, event)
         topic.next_seq = last_seq + 1
+        derivation.note_id_time(topic, max(copies.times))
         reserve = topic.config.durability == "disk" and engine.needs_reserve(topic, last_seq)
         size = engine.pend(topic, event)
 
@@ -235,15 +245,16 @@ class Derivation:
         self._engine.check_writable()
         if derived is None or derived.generation != head.generation:
             return {"again": True}
-        if derived.missing and derived.base().seq == head.from_seq:
-            self._fill(topic, derived, head, copies)
+        floors = await idtimes.before_missing(self._store, topic)
+        if topic.derived is derived and derived.missing and derived.base().seq == head.from_seq:
+            self._fill(topic, derived, head, copies, floors)
             if not derived.missing:
                 log.info("%s: all copies are back", topic.name)
                 self._marks.write_one(topic)
             self._engine.wake_readers(topic)
         return _standing(derived)
 
-    def _fill(self, topic: Topic, derived: Derived, head: FillHead, copies: Copies) -> None:
+    def _fill(self, topic: Topic, derived: Derived, head: FillHead, copies: Copies, floors: Floors) -> None:
         """Up to the next known position all copies and all seqs are at hand: they are brought in line from the end.
         Behind the last one copies come as they come, until all seqs are taken."""
         target = derived.next_position()
@@ -265,7 +276,7 @@ class Derivation:
             if head.last:
                 self._lose(topic, rest)
                 through = topic.head_seq
-        self._put_back(topic, derived, copies, slots, target.ts if target is not None else 0)
+        self._put_back(topic, copies, slots, target.ts if target is not None else 0, floors)
         _count(
             derived, head.routers, [r for seq, r in zip(copies.seqs, copies.routers, strict=True) if seq > derived.seq]
         )
@@ -276,12 +287,14 @@ class Derivation:
             derived.know(Position(to_seq, through, 0))
         derived.filled(through)
 
-    def _put_back(self, topic: Topic, derived: Derived, copies: Copies, slots: list[int], ts: int) -> None:
-        engine = self._engine
+    def _put_back(self, topic: Topic, copies: Copies, slots: list[int], ts: int, floors: Floors) -> None:
+        engine, derived = self._engine, topic.derived
+        assert derived is not None
         records, size = topic.count, topic.bytes
-        for low, high in derivation.runs_of(slots):
+        for low, high in idtimes.parted(topic, derivation.runs_of(slots), slots):
             at = derivation.time_at(topic, slots[low], ts or engine.now())
-            topic.refill(render(copies.part(low, high), slots[low], at), derived.struck)
+            ids = idtimes.ids_behind(topic, slots[low], floors)
+            topic.refill(render(copies.part(low, high), slots[low], at, ids), derived.struck)
             topic.last_ts = max(topic.last_ts, at)
         engine.note_change(topic, records, size)
 

@@ -23,6 +23,7 @@ from topics.core import state as core
 from topics.core.config import ConfigPatch
 from topics.core.dedup import Duplicates, sift
 from topics.core.deletion import Deletion
+from topics.core.derivation import note_id_time
 from topics.core.events import (
     Appended,
     CeilingReserved,
@@ -38,15 +39,16 @@ from topics.core.names import is_hidden_name
 from topics.core.ranges import SeqRanges
 from topics.core.requests import Append
 from topics.core.state import ShardState
-from topics.core.topic import Topic
+from topics.core.topic import SEQ_BASE, Topic
 from topics.errors import TopicsError
 from topics.ids import slot_of
 from topics.shards.answers import Appending, Done, Fail, Pending, Rendered, Retries
 from topics.shards.files import Register
 from topics.shards.graves import Graves
+from topics.shards.idsalt import with_ids
 from topics.shards.keymemory import KeyMemory
 from topics.shards.logqueue import LogQueue
-from topics.shards.quota import Holdings, Quota, disk_full, queue_full
+from topics.shards.quota import Holdings, Quota, disk_full, make_cell, queue_full
 
 
 class Engine:
@@ -101,7 +103,7 @@ class Engine:
         self.check_writable()
         topic = self.state.topics.get(name)
         if topic is None:
-            config = configs.merge(None, patch, name)
+            config = with_ids(configs.merge(None, patch, name), None, SEQ_BASE)
             self.quota.admit_topic(name)
             event = core.decide_create(self.state, name, config, self.now())
             self._create(event, event, lambda topic: done((topic, True)), fail)
@@ -112,6 +114,7 @@ class Engine:
         if update is None:
             done((topic, False))
             return
+        update = msgspec.structs.replace(update, config=with_ids(update.config, topic.config, topic.next_seq))
         ends_residence = residence.is_resident(topic) and update.config.durability != "ephemeral"
         if ends_residence:
             records, size = topic.count, topic.bytes
@@ -317,7 +320,9 @@ class Engine:
         last_seq = topic.next_seq - 1
         durability = topic.config.durability
         gate = durability == "fsync" or (durability == "disk" and self.needs_reserve(topic, last_seq))
-        gate = gate or topic.derived is not None  # copies come back behind it: it must not be lost in front of them
+        if topic.derived is not None:  # copies come back behind it: it must not be lost in front of them
+            gate = True
+            note_id_time(topic, event.ts)
         size = self.pend(topic, event) if gate or topic.pending else None
 
         def finish(_: Any) -> None:
@@ -377,7 +382,7 @@ class Engine:
     def _append_new(
         self, name: str, request: Append, now: int, done: Done, fail: Fail, rendered: Rendered | None
     ) -> None:
-        config = core.config_of_new(name, request)
+        config = with_ids(core.config_of_new(name, request), None, SEQ_BASE)
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
         sifted = rendered.sifted if rendered is not None else sift(request, None, draft.next_seq, now, 0)
@@ -403,7 +408,7 @@ class Engine:
 
     def _create(self, created: TopicCreated, event: Event, done: Done, fail: Fail) -> Topic:
         """Bring a topic into being. It takes seqs at once, but nobody sees it before it is durable."""
-        self._make_cell(created.cell)
+        make_cell(self.register, created.cell)
         slot = slot_of(created.name)
         fresh = () if slot in self._used_slots or is_hidden_name(created.name) else (slot,)
         self._used_slots.update(fresh)
@@ -419,14 +424,6 @@ class Engine:
 
         self._pending.append(Pending(lsn, topic, event, finish, fail))
         return topic
-
-    def _make_cell(self, cell: int) -> None:
-        """Room in the head register, before anything is logged."""
-        if cell >= self.register.capacity():
-            try:
-                self.register.grow(2 * cell)
-            except OSError as error:
-                raise disk_full(0) from error
 
     # --- idempotency ----------------------------------------------------------------------------------------------
 

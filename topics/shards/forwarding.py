@@ -53,7 +53,7 @@ class Route:
         self._generations: dict[str, int] = {}
         self._start = 0
         self._selectors: list[Selector] = []
-        self._selectors_epoch = -1
+        self._selectors_of = (-1, False)
         self._definitions: list[Router] = []
         self._attached = False
         self._wish: Answer | None = None  # what the destination wants to see again
@@ -73,7 +73,7 @@ class Route:
         self._generations = {name: router.generation for name, router in ordered}
         self._start = min(router.start for _, router in ordered)
         self.dest_id = ordered[-1][1].dest_id
-        self._selectors_epoch = -1
+        self._selectors_of = (-1, False)
         self._attached = False
         self._wake.set()
 
@@ -215,13 +215,14 @@ class Route:
         return True
 
     def _current_selectors(self) -> list[Selector]:
-        if self._selectors_epoch != self._source.epoch:
+        has_ids = bool(self._source.config.id_salt)
+        if self._selectors_of != (self._source.epoch, has_ids):
             source = (self._source.id, self._source.epoch)
             self._selectors = [
-                Selector(index, name, router.definition, router.start, source)
+                Selector(index, name, router.definition, router.start, source, has_ids=has_ids)
                 for index, (name, router) in enumerate(zip(self._names, self._definitions, strict=True))
             ]
-            self._selectors_epoch = self._source.epoch
+            self._selectors_of = (self._source.epoch, has_ids)
         return self._selectors
 
     async def _send(self, method: str, to_seq: int, copies: Copies | None = None, **more: Any) -> Answer:

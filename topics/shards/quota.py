@@ -16,6 +16,7 @@ from topics.core.names import is_hidden_name
 from topics.core.state import ShardState
 from topics.core.topic import Topic
 from topics.errors import TopicsError
+from topics.shards.files import Register
 
 RETRY_AFTER_MS = 1000
 
@@ -147,6 +148,15 @@ class BoardQuota(Quota):
                 "another shard is replaying its log; what is new can be let in when it is through",
                 {"retry_after_ms": 500},
             )
+
+
+def make_cell(register: Register, cell: int) -> None:
+    """Room in the head register, before anything is logged."""
+    if cell >= register.capacity():
+        try:
+            register.grow(2 * cell)
+        except OSError as error:
+            raise disk_full(0) from error
 
 
 def disk_full(free_bytes: int) -> TopicsError:

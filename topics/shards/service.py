@@ -34,6 +34,7 @@ from topics import errors, limits
 from topics.core import replies
 from topics.core.config import ConfigPatch, parse_config
 from topics.core.dedup import Sifted, sift
+from topics.core.ids import Ids, ids_of
 from topics.core.names import check_topic_name
 from topics.core.render import render_blocks
 from topics.core.requests import Append, decode_append, decode_delete, decode_diff
@@ -311,8 +312,8 @@ class Service:
         """The topic is held while the records are rendered, other topics are not. Cancelled before, nothing is written;
         from then on the write is made."""
         engine = self._engine
-        if name not in engine.state.topics:
-            rendered = await self._render(sift(request, None, SEQ_BASE, 0, 0), SEQ_BASE, engine.now())
+        if name not in engine.state.topics and not _asks_for_ids(request):  # whose salt would not be known yet
+            rendered = await self._render(sift(request, None, SEQ_BASE, 0, 0), SEQ_BASE, engine.now(), None)
             if name not in engine.state.topics:  # else somebody else made it meanwhile, and its seqs have begun
                 self.check_open()
                 engine.append(name, request, done, fail, rendered)
@@ -332,7 +333,7 @@ class Service:
         try:
             sifted = engine.memory.sift(topic, request, engine.now())
             with trio.CancelScope(shield=True):
-                ready = await self._render(sifted, first_seq, ts)
+                ready = await self._render(sifted, first_seq, ts, ids_of(topic, ts))
         finally:
             engine.release(topic, lambda: engine.redo(write, fail))
 
@@ -347,9 +348,9 @@ class Service:
             await over.wait()
         return topic
 
-    async def _render(self, sifted: Sifted, first_seq: int, ts: int) -> Rendered:
+    async def _render(self, sifted: Sifted, first_seq: int, ts: int, ids: Ids | None) -> Rendered:
         request = sifted.request
-        blocks = await trio.to_thread.run_sync(render_blocks, request.records, request.node, first_seq, ts)
+        blocks = await trio.to_thread.run_sync(render_blocks, request.records, request.node, first_seq, ts, ids)
         return Rendered(sifted, blocks)
 
     # --- diff and delete ------------------------------------------------------------------------------------------
@@ -396,6 +397,10 @@ def _takes_long(body: bytes) -> bool:
     if len(body) <= limits.INLINE_BODY_BYTES:
         return False
     return len(body) > limits.THREAD_BODY_BYTES or body.count(b'"data"') > limits.INLINE_RECORDS
+
+
+def _asks_for_ids(request: Append) -> bool:
+    return request.config is not None and bool(request.config.changes.get("message_ids"))
 
 
 def _before(first: Callable[[], None], then: Callable[[Any], None]) -> Callable[[Any], None]:

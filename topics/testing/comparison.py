@@ -8,7 +8,8 @@ from typing import Any
 from topics.core.idempotency import digest_key, digest_record_key
 from topics.core.requests import quoted
 from topics.core.topic import Topic
-from topics.testing.reference import DEDUP, Draft, Found, Page, Query, ReferenceTopic, Settings
+from topics.testing.drafts import Draft, Settings
+from topics.testing.reference import DEDUP, Found, Page, Query, ReferenceTopic
 
 
 class Mismatch(AssertionError):
@@ -20,7 +21,13 @@ def settings_of(topic: Topic) -> Settings:
     return Settings(
         config.durability, config.ttl_ms, config.cap_records, config.cap_bytes, config.discard,
         config.idempotency_window_ms, config.compression, config.compression_min_bytes,
+        config.message_ids, config.id_salt,
     )  # fmt: skip
+
+
+def salted(topic: Topic, settings: Settings) -> Settings:
+    """With the salt that the engine has drawn for the ids of this topic."""
+    return settings._replace(salt=(topic.becoming or topic.config).id_salt)
 
 
 def found_of(topic: Topic) -> Found:

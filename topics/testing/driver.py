@@ -32,13 +32,15 @@ from topics.testing.comparison import (
     found_of,
     page_body,
     queries,
+    salted,
     settings_of,
 )
 from topics.testing.disk_monitor import MonitoredFiles, is_exempt
+from topics.testing.drafts import Draft, Record, Settings
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.outcomes import Answer, FailedStart, Poisoned
-from topics.testing.reference import Draft, Entry, Found, Page, Query, Record, ReferenceShard, ReferenceTopic, Settings
+from topics.testing.reference import Entry, Found, Page, Query, ReferenceShard, ReferenceTopic
 
 SMALL = Limits(segment_events=8, segment_bytes=4096)
 NO_TOPIC = ReferenceTopic("", 0, Settings())
@@ -107,7 +109,8 @@ class Driver:
         """Records of accepted writes that wait for their sync."""
         head_seq = self.model.topics[name].head_seq if name in self.model.topics else 0
         waiting = [(e.ts, draft) for _, e, _ in self._waiting if e.topic == name for draft in e.drafts]
-        return [Record(seq, ts, *draft) for seq, (ts, draft) in enumerate(waiting, head_seq + 1)]
+        settings = settings_of(self.store.engine.state.topics[name]) if waiting else Settings()
+        return [settings.record(seq, ts, draft) for seq, (ts, draft) in enumerate(waiting, head_seq + 1)]
 
     def keys_coming(self, name: str) -> set[str]:
         """Dedup keys of accepted writes that wait for their sync."""
@@ -121,9 +124,10 @@ class Driver:
         before = self.store.engine.log.last_lsn
         self.store.engine.put_topic(name, parse_config(config, name), answer.done, answer.fail)
         if known is None:
-            self._enter(self.model.create(name, self._new_epoch(name), Settings.of(config), now), answer, before)
+            settings = salted(self.store.engine.state.topics[name], Settings.of(config))
+            self._enter(self.model.create(name, self._new_epoch(name), settings, now), answer, before)
         elif self.store.engine.log.last_lsn > before:
-            settings = Settings.of(config, known)
+            settings = salted(self.store.engine.state.topics[name], Settings.of(config, known))
             entry = self.model.update(name, settings, now)
             entry.at_once = known.durability == "ephemeral" != settings.durability
             if not entry.at_once:
@@ -154,7 +158,7 @@ class Driver:
         elif self.store.engine.log.last_lsn == before:
             expect(answer.given, False)  # a retry that waits for its original
         elif not known:
-            settings = Settings.of(config or {})
+            settings = salted(self.store.engine.state.topics[name], Settings.of(config or {}))
             entry = self.model.create_and_append(name, self._new_epoch(name), settings, kept, now, key)
             entry.duplicates = duplicates
             self._enter(entry, answer, before)

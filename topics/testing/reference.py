@@ -18,53 +18,15 @@ because nothing is left that could tell.
 """
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from topics.core.match import TagMatch
+from topics.testing.drafts import Draft, Record, Settings
 
-DEFAULT_WINDOW_MS = 120_000
 DEDUP = "dedup"  # what dedup keys are called among the others: "dedup:…"
 
 Told = tuple[tuple[int, int], ...]  # duplicates: (index in the write, seq)
-
-
-class Record(NamedTuple):
-    seq: int
-    ts: int
-    data: bytes
-    tag: str | None
-    node: str | None
-    meta: bytes
-    dedup: str | None = None
-
-    def text(self, *, tags: bool = False, data: bool = True, meta: bool = True) -> bytes:
-        """The record as a reader gets it."""
-        fields = [b'"$seq":%d' % self.seq, b'"$ts":%d' % self.ts]
-        if self.node is not None:
-            fields.append(b'"$node":' + quote(self.node))
-        if tags and self.tag is not None:
-            fields.append(b'"$tag":' + quote(self.tag))
-        if data:
-            fields.append(b'"data":' + self.data)
-        if meta and self.meta:
-            fields.append(b'"meta":' + self.meta)
-        return b"{" + b",".join(fields) + b"}"
-
-    @property
-    def size(self) -> int:
-        return len(self.text()) + (len(quote(self.tag)) if self.tag is not None else 0)
-
-
-class Draft(NamedTuple):
-    """A record before it has a seq."""
-
-    data: bytes
-    tag: str | None = None
-    node: str | None = None
-    meta: bytes = b""
-    dedup: str | None = None
 
 
 class Page(NamedTuple):
@@ -85,28 +47,6 @@ class Query(NamedTuple):
     tags: bool = False
     data: bool = True
     meta: bool = True
-
-
-def quote(text: str) -> bytes:
-    return json.dumps(text, ensure_ascii=False).encode()
-
-
-class Settings(NamedTuple):
-    """The part of a configuration that changes what is kept."""
-
-    durability: str = "disk"
-    ttl_ms: int = 0
-    cap_records: int = 0
-    cap_bytes: int = 0
-    discard: str = "old"
-    window_ms: int = DEFAULT_WINDOW_MS
-    compression: str = "none"  # changes nothing that anybody sees
-    compression_min_bytes: int = 1024
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], base: "Settings | None" = None) -> "Settings":
-        names = {"idempotency_window_ms": "window_ms"}
-        return (base or cls())._replace(**{names.get(name, name): value for name, value in config.items()})
 
 
 class ReferenceTopic:
@@ -171,7 +111,7 @@ class ReferenceTopic:
             self.expire(ts)
             for draft in drafts:
                 self.head_seq += 1
-                self.live[self.head_seq] = Record(self.head_seq, ts, *draft)
+                self.live[self.head_seq] = self.settings.record(self.head_seq, ts, draft)
             self.last_ts = max(self.last_ts, ts)
             self._enforce_caps()
 

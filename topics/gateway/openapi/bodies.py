@@ -43,6 +43,7 @@ class TopicConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     compression: Compression = "none"
     compression_min_bytes: int = 1024
     priority_age_ms: int = 60_000
+    message_ids: bool = False
 
 
 class RouterBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

@@ -46,6 +46,7 @@ CONFIG = {
     "compression": "zstd",
     "compression_min_bytes": 1024,
     "priority_age_ms": 60000,
+    "message_ids": False,
 }
 ROUTER = {
     "router": "orders->audit",

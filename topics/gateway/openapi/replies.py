@@ -69,6 +69,7 @@ class Config(msgspec.Struct, kw_only=True):
     compression: Compression
     compression_min_bytes: int
     priority_age_ms: int
+    message_ids: bool
 
 
 class TopicPut(Answer, kw_only=True):
@@ -152,6 +153,7 @@ class Record(msgspec.Struct, kw_only=True):
     seq: int = field(name="$seq")
     ts: int = field(name="$ts")
     node: str | UnsetType = field(name="$node", default=UNSET)
+    id: str | UnsetType = field(name="$id", default=UNSET)
     tag: str | UnsetType = field(name="$tag", default=UNSET)
     data: Any = UNSET
     meta: dict[str, str] | UnsetType = UNSET
