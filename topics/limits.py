@@ -42,6 +42,7 @@ PEER_LOST_MS = (
 )
 STREAM_SEND_BUFFER_BYTES = 128 * KIB  # of the kernel, for each stream
 WS_COMMANDS_MAX = 64  # of one WebSocket, under way at once; then it is not read
+WS_CREDITS_MAX = 2**32 - 1  # records that a client may let the server send ahead
 WS_PING_S = 20.0
 WS_FAREWELL_S = 5.0  # for a slow client to take what is under way and the close frame
 RING_BYTES = 256 * KIB  # of batches that a feed keeps for readers that are about to join it
@@ -78,8 +79,6 @@ GROUP_CONSUMER_MAX = 128  # characters of a consumer's id
 GROUP_LEFT_MAX = 8  # consumers that a group remembers to have been taken over from
 GROUP_EVENTS_MIN = 1024  # events of the groups log before it is written anew
 GROUP_EVENTS_RECORD = 256  # groups that it then tells of in one record
-
-WS_CREDITS_MAX = 2**32 - 1  # records that a client may let a server send ahead
 
 # --- blocks -------------------------------------------------------------------------------------------------------
 BLOCK_RECORDS_MAX = 256

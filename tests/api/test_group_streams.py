@@ -10,6 +10,7 @@ import pytest
 from tests.api.events import WAIT_S
 from tests.api.sockets import Socket
 from topics import limits
+from topics.client import Client
 from topics.testing.server import Server
 
 KEYS = "full,reader:read,one:rw:tenant1:"
@@ -265,18 +266,17 @@ class TestGroups:
 class TestLosses:
     def test_a_stream_outlives_its_shard(self, tmp_path):
         """It goes on where it was, and a consumer that came meanwhile has the group."""
-        with Server(tmp_path, shards=1, gateways=1) as server, httpx.Client(timeout=WAIT_S) as http:
+        with Server(tmp_path, shards=1, gateways=1) as server:
             server.start().wait_ready()
-            http.base_url = server.url
-            http.put("/v0/topics/t", json={"durable": True})
-            append(http, "t", 1, 2)
-            with Socket(server.port) as ws:
+            with Client(server.url) as topics, Socket(server.port) as ws:  # it tries again while the shard is away
+                topics.put_topic("t", durable=True)
+                topics.append("t", [{"data": 1}, {"data": 2}])
                 ws.ask("subscribe", topic="t", group="g", consumer="a", credits=10)
                 assert seqs(ws.records(2)) == [1, 2]
                 assert ws.ask("ack", topic="t", seq=1)["cursor_seq"] == 1
                 server.wait_back("shard", 0, server.kill("shard", 0))
-                append(http, "t", 3)
+                topics.append("t", [{"data": 3}])
                 assert seqs(ws.records(1)) == [3]
                 assert ws.ask("ack", topic="t", seq=3)["cursor_seq"] == 3
-                assert http.post("/v0/topics/t/groups/g/fetch", json={"consumer": "b"}).json()["cursor_seq"] == 3
+                assert topics.group_fetch("t", "g", consumer="b")["cursor_seq"] == 3
                 assert ws.next("error")["code"] == "taken_over"

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 class Phase(Enum):
     BEHIND = 0  # reads for itself until it is at the head
     LIVE = 1  # gets what the feed gets
-    HELD = 3  # waits for credits
-    OVER = 2  # the topic is gone, or nobody wants it any more
+    HELD = 2  # waits for credits
+    OVER = 3  # the topic is gone, or nobody wants it any more
 
 
 class Place:

@@ -41,7 +41,6 @@ class GroupSubscription:
         self._live = live
         self._peer = live.shards.peer_of(self.topic)
         self._first = {"start": msgspec.to_builtins(command.from_), "back": command.take_over}
-        self._stream_id = secrets.token_hex(16)
         self._call: Stream | None = None
         self._scope = trio.CancelScope()
 
@@ -53,7 +52,7 @@ class GroupSubscription:
 
     async def _attach(self, more: Mapping[str, Any]) -> Standing:
         connection = await self._peer.connect()
-        head = {"topic": self.topic, "group": self.group, "consumer": self.consumer, "stream": self._stream_id, **more}
+        head = {"topic": self.topic, "group": self.group, "consumer": self.consumer, **more}
         call = connection.stream("group.attach", head, credits=CREDITS)
         await call.__aenter__()
         try:

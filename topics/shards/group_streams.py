@@ -1,7 +1,6 @@
 """The call `group.attach`: a gateway's stream that reads for a consumer group, told what happens to the group.
 
-    head    topic, group, consumer, stream (its own id), start (of a group that is made by it, else it must be there),
-            back (take the group back)
+    head    topic, group, consumer, start (of a group that is made by it, else it must be there), back (take it back)
     items   cursor, epoch, head_seq, earliest_seq: where to begin; again when somebody has moved the group
 
 It ends with an error: `taken_over` when another consumer or another stream of the same one comes, `group_not_found`
@@ -16,18 +15,16 @@ from topics.core.groups import Group
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.calls import Call
-from topics.shards.heads import AttachGroupHead
 
 Key = tuple[int, str]  # topic id, group
 
 
 class GroupStream:
-    __slots__ = ("_call", "consumer", "id")
+    __slots__ = ("_call", "consumer")
 
-    def __init__(self, call: Call, head: AttachGroupHead) -> None:
+    def __init__(self, call: Call, consumer: str) -> None:
         self._call = call
-        self.consumer = head.consumer
-        self.id = head.stream
+        self.consumer = consumer
 
     def tell(self, topic: Topic, group: Group) -> None:
         item = {
@@ -50,9 +47,9 @@ class GroupStreams:
     def __init__(self) -> None:
         self._streams: dict[Key, GroupStream] = {}
 
-    def attach(self, topic: Topic, group: Group, call: Call, head: AttachGroupHead) -> None:
+    def attach(self, topic: Topic, group: Group, call: Call, consumer: str) -> None:
         key = topic.id, group.name
-        stream = GroupStream(call, head)
+        stream = GroupStream(call, consumer)
         before, self._streams[key] = self._streams.get(key), stream
         if before is not None:
             before.end(core.taken_over(group, before.consumer))

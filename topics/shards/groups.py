@@ -184,7 +184,7 @@ class Groups:
         def begin(group: Group) -> None:
             self._check_still(topic, group, head.consumer)
             self._engine.expire(topic)
-            self._streams.attach(topic, group, call, head)
+            self._streams.attach(topic, group, call, head.consumer)
 
         self._enter(call, topic, name, head.consumer, head.start, begin, back=head.back)
 

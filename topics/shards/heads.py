@@ -61,7 +61,6 @@ class FetchHead(GroupHead, frozen=True, gc=False):
 
 class AttachGroupHead(GroupHead, frozen=True, gc=False):
     consumer: Annotated[str, msgspec.Meta(min_length=1, max_length=limits.GROUP_CONSUMER_MAX)]
-    stream: Id
     start: Where | None = None
     back: bool = False
 
