@@ -140,3 +140,19 @@ async def test_closed_is_closed(path):
         with pytest.raises(PeerLost):
             await shard.call("echo", {})
         nursery.cancel_scope.cancel()
+
+
+async def test_the_loss_of_a_connection_is_told_although_nobody_calls(path):
+    async with trio.open_nursery() as nursery:
+        told = trio.Event()
+        shard = Peer(path, nursery)
+        shard.when_lost = told.set
+        async with trio.open_nursery() as server:
+            await server.start(serve_unix, path, HANDLERS)
+            await shard.call("echo", {})
+            assert not told.is_set()
+            server.cancel_scope.cancel()
+        with trio.fail_after(5):
+            await told.wait()
+        assert not shard.connected
+        nursery.cancel_scope.cancel()

@@ -8,6 +8,7 @@ import time
 import pytest
 
 from tests.system.client import Client, Crew
+from tests.system.load import name_on
 from tests.system.test_kills import WAYS, Hurt
 from topics.testing.server import wait_until
 
@@ -127,6 +128,22 @@ class RouterLoad:
 def _difference(found, wanted):
     at = next((n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
     return at, found[at : at + 3], wanted[at : at + 3]
+
+
+def test_copies_come_back_to_a_shard_that_crashed_alone_while_nobody_writes(serve):
+    server = serve(shards=2, gateways=1)
+    slots = server.slots()
+    source, dest = name_on(slots, 0, "source"), name_on(slots, 1, "dest")
+    with Client(server) as client:
+        client.put(source, durability="fsync")
+        client.put(dest, durability="fsync")
+        client._insist("PUT", "/v0/routers/r", {"source": source, "dest": dest})
+        client.append(source, {"records": [{"data": n} for n in range(5)]})
+        wait_until(lambda: len(client.read_all(dest)[0]) == 5, "the copies")
+        server.wait_back("shard", 1, server.kill("shard", 1))
+        records, gaps = client.read_all(dest)  # a 503 is asked again, for a while
+        assert ([record["data"] for record in records], gaps) == (list(range(5)), [])
+        assert client._insist("DELETE", "/v0/routers/r")["deleted"]
 
 
 @pytest.mark.slow

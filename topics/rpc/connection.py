@@ -5,7 +5,7 @@ event or cancel scope per call. If the caller is cancelled, or its deadline pass
 a late reply is ignored.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
 
@@ -32,6 +32,7 @@ class Connection(Link[OpenCall | Told | Stream]):
 
     def __init__(self, stream: trio.abc.Stream) -> None:
         super().__init__(stream, collect_all=False)
+        self.when_lost: Callable[[], None] | None = None
         self._last_id = 0
         self._waiting = 0  # callers that wait for room in the send queue
         self._calls_max = limits.RPC_INFLIGHT_MAX
@@ -98,6 +99,9 @@ class Connection(Link[OpenCall | Told | Stream]):
     def lose(self, reason: RpcError) -> None:
         self._easy_bytes = -1
         super().lose(reason)
+        tell, self.when_lost = self.when_lost, None
+        if tell is not None:
+            tell()
 
     async def aclose(self) -> None:
         """Close now; open calls fail with PeerLost."""

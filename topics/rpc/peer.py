@@ -4,7 +4,7 @@ After a failed attempt calls fail at once with PeerLost until a backoff has pass
 nothing; the next call after that tries again. After a loss the first call tries at once.
 """
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -22,6 +22,7 @@ class Peer:
     """`nursery` owns the connection; it never sees an exception of it."""
 
     def __init__(self, path: str, nursery: trio.Nursery) -> None:
+        self.when_lost: Callable[[], None] | None = None  # told of every connection that ends, idle or not
         self._path = path
         self._nursery = nursery
         self._connection: Connection | None = None
@@ -115,6 +116,7 @@ class Peer:
             self._retry_at = trio.current_time() + self._backoff_ms / 1000
         else:
             self._connection = connection
+            connection.when_lost = self.when_lost
             self._error = None
             self._backoff_ms = 0
             if self._closed:

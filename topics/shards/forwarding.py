@@ -1,8 +1,9 @@
 """The source's side of forwarding: one worker for each pair of a source and a destination.
 
 A worker reads its source like any reader, makes copies for every router of the pair and sends them, one message at a
-time and in order. It sleeps until the source changes. Where it stands is what the destination says (derived.py); what
-a destination refuses is sent again, ever less often, and only this worker waits.
+time and in order. It sleeps until the source changes, or the connection to the destination's shard is lost. Where it
+stands is what the destination says (derived.py); what a destination refuses is sent again, ever less often, and only
+this worker waits.
 
 After a crash of the destination the worker is asked for stretches of the source again. It remembers where copies of
 the last messages ended up there, which helps to put them back in place.
@@ -56,6 +57,7 @@ class Route:
         self._selectors_of = (-1, False)
         self._definitions: list[Router] = []
         self._attached = False
+        self._losses = 0  # of the connection to the destination's shard
         self._wish: Answer | None = None  # what the destination wants to see again
         self._positions: deque[tuple[int, int]] = deque(maxlen=limits.FORWARD_POSITIONS)
         self._skipped: list[tuple[int, int]] = []  # records that were gone when their turn came, since `_acked`
@@ -75,6 +77,12 @@ class Route:
         self.dest_id = ordered[-1][1].dest_id
         self._selectors_of = (-1, False)
         self._attached = False
+        self._wake.set()
+
+    def dest_lost(self) -> None:
+        """Whatever the destination said does not count any more: it has to be asked where it stands."""
+        self._losses += 1
+        self._detach()
         self._wake.set()
 
     @property
@@ -142,7 +150,7 @@ class Route:
             await self._wake.wait()
 
     async def _changed(self) -> None:
-        """Until the source or the definitions change."""
+        """Until the source or the definitions change, or the destination is lost."""
         wake = self._wake = trio.Event()
         source = self._source
         if source.waiters is None:
@@ -273,8 +281,9 @@ class Route:
             "positions": list(self._positions),
             "skipped": list(self._recent_skips),
         }
+        losses = self._losses
         answer = await self._routers.ask(self._dest, "derived.attach", head, None)
-        self._attached = True
+        self._attached = losses == self._losses
         self._settle_on(answer)
 
     def _settle_on(self, answer: Answer) -> None:

@@ -4,7 +4,8 @@ Everything that changes something passes one gate, which a backup closes for the
 they are: then no shard has told another what that one does not have yet (topics/shards/backup.py).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import trio
@@ -75,9 +76,17 @@ class Peers:
         self.gate = Gate()
         self._index = index
         self._slots = slots
-        self._others = {shard: Sender(peer, self.gate) for shard, peer in (others or {}).items()}
+        self._others: dict[int, Sender] = {}
+        self.when_lost: Callable[[Sender], None] | None = None  # told if the connection to a shard ended
+        for shard, peer in (others or {}).items():
+            sender = self._others[shard] = Sender(peer, self.gate)
+            peer.when_lost = partial(self._tell_lost, sender)
 
     def owner_of(self, name: str) -> Sender | None:
         """The shard that owns a topic; None if it is this one."""
         owner = self._slots[slot_of(name)] if self._slots else self._index
         return None if owner == self._index else self._others[owner]
+
+    def _tell_lost(self, sender: Sender) -> None:
+        if self.when_lost is not None:
+            self.when_lost(sender)

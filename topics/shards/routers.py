@@ -56,7 +56,7 @@ from topics.shards.heads import (
 from topics.shards.links import METHODS as LINK_METHODS
 from topics.shards.links import Link, Links
 from topics.shards.marks import Marks
-from topics.shards.peers import Peers
+from topics.shards.peers import Peers, Sender
 from topics.shards.reader import BlockReader
 from topics.shards.store import Store
 from topics.shards.waiting import wait_for
@@ -86,6 +86,7 @@ class Routers:
         """Reads the books, so it is for recovery's thread; everything else is for the loop."""
         self.engine = store.engine
         self.peers = peers
+        peers.when_lost = self._peer_lost
         self.reader = BlockReader(store)
         self.marks = Marks(store.engine)
         self.links = Links(store, self.marks)
@@ -177,6 +178,12 @@ class Routers:
         else:
             async with route.busy:
                 yield
+
+    def _peer_lost(self, peer: Sender) -> None:
+        """The shard may have crashed, and miss copies that only its sources can make again."""
+        for (_, dest), route in self._routes.items():
+            if self.peers.owner_of(dest) is peer:
+                route.dest_lost()
 
     def dest_is_gone(self, names: list[str]) -> None:
         """For a worker that found no destination: its routers cannot exist."""
