@@ -112,6 +112,21 @@ async def test_a_full_dead_letter_topic_holds_the_job_back():
         assert [record["data"] for record in await shard.records("dead")] == ["x"]
 
 
+async def test_a_wait_that_ends_while_dead_letters_are_moved_gets_its_jobs():
+    async with serving() as shard:
+        await shard.make(max_deliveries=1, dead_letter="dead")
+        await shard.call("put", "dead", {"cap_records": 1, "discard": "reject"})
+        await shard.produce("full", topic="dead")
+        await shard.produce("x")
+        await fail_job(shard)
+        await shard.produce("y")
+        with trio.fail_after(20):
+            assert seqs_of(await shard.claim(5, wait_ms=1)) == [2]
+            await shard.call("delete", "dead", {"before_seq": 2})
+            while await shard.counts() != (0, 1, 1):
+                await trio.sleep(0.01)
+
+
 async def test_a_refused_job_comes_back_when_the_queue_has_no_dead_letter_topic_any_more():
     async with serving() as shard:
         await shard.make(max_deliveries=1, dead_letter="dead")

@@ -1,5 +1,8 @@
 """Queues over a shard's calls: claims, acks, nacks, extends, waiting, cohorts."""
 
+import threading
+from typing import Any
+
 import pytest
 import trio
 import trio.testing
@@ -8,6 +11,7 @@ from tests.shards.queue_shard import QueueShard, seqs_of, serving, without
 from topics import errors, limits
 from topics.clock import SystemClock
 from topics.core import replies
+from topics.shards.queues import Claimer
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
 
@@ -247,6 +251,69 @@ async def test_a_wait_ends_with_its_time_or_its_caller():
             await shard.claim(wait_ms=30_000)
         await shard.produce(1)
         assert await shard.counts() == (1, 0, 0)
+
+
+class SlowFiles(FaultyFiles):
+    """A disk whose syncs can be held up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_sync = threading.Event()
+        self.may_sync.set()
+
+    def sync(self, *args: Any) -> None:
+        assert self.may_sync.wait(20)
+        super().sync(*args)
+
+
+async def test_a_wait_that_ends_while_its_jobs_are_logged_gets_them():
+    files = SlowFiles()
+    async with serving(files) as shard, trio.open_nursery() as nursery:
+        await shard.make(leases_durable=True)
+        await shard.produce(1, 2)
+        files.may_sync.clear()
+        got = await background(shard, nursery, wait_ms=1)
+        with trio.fail_after(20):
+            await until(lambda: not shard.queues.timers._heap)  # its time is over
+            files.may_sync.set()
+            await until(lambda: got)
+        assert got == [[1]]
+        assert await shard.counts() == (1, 1, 0)
+
+
+async def test_trouble_with_one_claim_is_not_that_of_others(monkeypatch):
+    """They are answered by the same callback of the log."""
+    give = Claimer.give
+
+    def give_or_break(claimer: Claimer, jobs: Any) -> None:
+        if claimer.node == "broken":
+            raise RuntimeError("broken")
+        give(claimer, jobs)
+
+    monkeypatch.setattr(Claimer, "give", give_or_break)
+    async with serving() as shard, trio.open_nursery() as nursery:
+        await shard.make(leases_durable=True, claim_jitter_ms=100)
+        await shard.produce(1, 2)
+        refused: list[str] = []
+
+        async def claim() -> None:
+            refused.append((await shard.refused("claim", "q", {"node": "broken"})).code)
+
+        nursery.start_soon(claim)
+        await trio.testing.wait_all_tasks_blocked()
+        assert seqs_of(await shard.claim()) == [2]
+        await until(lambda: refused)
+        assert refused == [errors.INTERNAL]
+        assert [(job["$seq"], job["deliveries"]) for job in await shard.claim()] == [(1, 1)]
+
+
+async def test_a_wait_that_ends_while_its_cohort_gathers_gets_its_share():
+    async with serving() as shard:
+        await shard.make(claim_jitter_ms=200)
+        await shard.produce(*range(5))
+        assert seqs_of(await shard.claim(2, wait_ms=1)) == [1, 2]
+        await shard.claim(3)
+        assert await shard.claim(2, wait_ms=1) == []
 
 
 async def test_a_wait_ends_with_its_queue():

@@ -44,6 +44,9 @@ class Taker(Protocol):
     def stays(self) -> bool:
         """Whether it goes on waiting if a pass has nothing for it."""
 
+    def promise(self) -> None:
+        """Jobs are leased to it: `give` follows, however long their leases take to be logged."""
+
     def give(self, jobs: Jobs) -> None:
         """It has these now; their leases are logged if they have to be."""
 
@@ -183,6 +186,11 @@ class Queue:
             if stream is not None and stream.room:
                 self._takers[stream] = None
 
+    @property
+    def gathers(self) -> bool:
+        """Whether a pass for all who wait is near."""
+        return self._window is not None
+
     def _gather(self) -> None:
         if self._window is None:
             self._window = self._queues.timers.after(self.topic.config.claim_jitter_ms, self._end_window)
@@ -225,7 +233,7 @@ class Queue:
 
         def tell() -> None:
             for taker, got in jobs:
-                self.after_moves(set() if taker.owner else moves, partial(taker.give, got))
+                self.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
 
         try:
             told_later = self.log(lease_events.claimed(grants), tell)
@@ -236,9 +244,19 @@ class Queue:
                 taker.fail(error)
             return
         self.leases.claim(grants)
-        jobs += [(taker, Jobs(picks, grant, self.leases)) for taker, picks, grant in given]
+        for taker, picks, grant in given:
+            jobs.append((taker, Jobs(picks, grant, self.leases)))
+            taker.promise()
         if not told_later:
             tell()
+
+    def _hand_over(self, taker: Taker, jobs: Jobs) -> None:
+        """Called by what serves everybody: the log, the moves. One taker's trouble must not become theirs."""
+        try:
+            taker.give(jobs)
+        except Exception as error:
+            self.abandon(self.leases.still_held(jobs.leases), counts=False)
+            taker.fail(error)
 
     def _pass_over(self, taker: Taker, moves: set[int]) -> None:
         if not taker.stays:

@@ -274,9 +274,11 @@ class Claimer:
     def stays(self) -> bool:
         return self._timer is not None and not self._timer.over
 
+    def promise(self) -> None:
+        self._leave()  # its time must not end with nothing while jobs are leased to it
+
     def give(self, jobs: Jobs) -> None:
-        self._leave()
-        if self._call.cancelled:  # nobody is there to work on them
+        if self._call.finished:  # nobody is there to work on them
             self._give_back(jobs.leases)
             return
         self._queues.read(self._call, self._queue, jobs, lambda: self._answer(jobs))
@@ -293,15 +295,21 @@ class Claimer:
 
     def fail(self, error: Exception) -> None:
         self._leave()
-        self._call.fail(error)
+        if not self._call.finished:
+            self._call.fail(error)
 
     def _look_again(self) -> None:
-        if self._queue.is_gone:
-            self.fail(errors.topic_not_found(self._queue.topic.name))
-        elif not self._call.cancelled:
-            self._queue.claim(self)
+        try:
+            if self._queue.is_gone:
+                self.fail(errors.topic_not_found(self._queue.topic.name))
+            elif not self._call.finished:
+                self._queue.claim(self)
+        except Exception as error:  # its own trouble, not that of the moves
+            self.fail(error)
 
     def _time_up(self) -> None:
+        if self._queue.gathers:  # there may be something for it in the pass that is near
+            return
         self._queue.leave(self)
         self._answer(None)
 
@@ -312,7 +320,7 @@ class Claimer:
 
     def _answer(self, jobs: Jobs | None) -> None:
         queue = self._queue
-        if jobs is not None and self._call.cancelled:
+        if jobs is not None and self._call.finished:
             self._give_back(jobs.leases)
             return
         if jobs is not None:

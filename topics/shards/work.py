@@ -45,6 +45,9 @@ class WorkStream:
     def room(self) -> int:
         return 0 if self._sending else max(0, self._max - self._queue.leases.held_by(self.owner))
 
+    def promise(self) -> None:
+        """It waits for as long as its call is open."""
+
     def give(self, jobs: Jobs) -> None:
         if not self._call.cancelled:
             self._sending = True
