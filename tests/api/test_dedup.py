@@ -88,6 +88,15 @@ def test_what_is_no_key(http, name, key):
     envelope(http.get(f"/v0/topics/{name}"), 404, "topic_not_found")
 
 
+def test_a_record_that_a_topic_cannot_keep_is_named_by_its_place_in_the_request(http, name):
+    send(http, name, "a")
+    records = [{"data": 1, "dedup_key": "a"}, {"data": 2, "dedup_key": "b", "priority": 3}]
+    for body in (records, [records[0], {**records[1], "dedup_key": "a"}]):
+        error = envelope(http.post(f"/v0/topics/{name}", json={"records": body}), 400, "invalid_request")
+        assert (error["detail"]["index"], error["detail"]["field"]) == (1, "priority")
+    assert send(http, name, "b")["count"] == 1
+
+
 def test_null_is_no_key(http, name):
     body = {"records": [{"data": 1, "dedup_key": None}, {"data": 2, "dedup_key": None}]}
     assert http.post(f"/v0/topics/{name}", json=body).json()["count"] == 2

@@ -21,7 +21,7 @@ from topics.core import config as configs
 from topics.core import residence
 from topics.core import state as core
 from topics.core.config import ConfigPatch
-from topics.core.dedup import Duplicates, sift
+from topics.core.dedup import Duplicates
 from topics.core.deletion import Deletion
 from topics.core.derivation import note_id_time
 from topics.core.events import (
@@ -385,7 +385,7 @@ class Engine:
         config = with_ids(core.config_of_new(name, request), None, SEQ_BASE)
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
-        sifted = rendered.sifted if rendered is not None else sift(request, None, draft.next_seq, now, 0)
+        sifted = rendered.sifted if rendered is not None else self.memory.sift(draft, request, now)
         blocks = rendered.blocks if rendered is not None else None
         event = core.decide_append(self.state, draft, sifted.request, now, blocks)
         self.admit(1, draft, event)

@@ -13,6 +13,7 @@ from topics.core.events import Appended
 from topics.core.idempotency import digest_key
 from topics.core.requests import Append
 from topics.core.state import ShardState
+from topics.core.terms import check_topic
 from topics.core.topic import Topic
 from topics.shards.answers import Appending, Retries
 
@@ -68,7 +69,9 @@ class KeyMemory:
         return Appending(topic.name, found.first_seq, found.records, topic.head_seq, False, True, duplicates)
 
     def sift(self, topic: Topic, request: Append, now_ms: int) -> Sifted:
-        """The write without its duplicates."""
+        """The write without its duplicates, after a check of all of it: what is wrong is wrong in a duplicate, too."""
+        if request.has_terms and not request.copied:
+            check_topic(request.records, topic, now_ms)
         return sift(request, topic.keys, topic.next_seq, now_ms, topic.config.idempotency_window_ms)
 
     def make_room(self, request: Append, now_ms: int) -> None:
