@@ -70,6 +70,24 @@ def test_a_new_topic_is_seen_when_it_is_durable(driver: Driver):
     assert driver.topic("t").head_seq == 1
 
 
+@pytest.mark.parametrize("durability", ["fsync", "disk", "memory"])
+def test_a_write_behind_a_change_of_a_topic_that_is_not_durable_yet_is_of_the_new_class(durability: str):
+    driver = Driver().start()
+    put(driver, "t", durability="ephemeral")
+    changed, written = put(driver, "t", durability=durability), call(driver, "t", ONE)
+    removed = Answer()
+    for _ in range(3):
+        driver.commit()
+    assert changed.result[0].config.durability == durability
+    assert written.result.head_seq == driver.topic("t").count == 1
+    driver.store.engine.remove_topic("t", False, removed.done, removed.fail)
+    late = call(driver, "t", ONE)
+    for _ in range(3):
+        driver.commit()
+    assert removed.result is True
+    assert late.result.created
+
+
 def test_an_answer_keeps_its_place_behind_one_that_waits(driver: Driver):
     driver.put("t", {"durability": "fsync"})
     driver.commit()

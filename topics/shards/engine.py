@@ -232,17 +232,15 @@ class Engine:
     def go_idle(self, again: bool = False) -> None:
         """Note in the log that nothing acked is at risk; the next ungated write waits for its sync."""
         marked = self.log.last_lsn == self.log.idle_lsn and not again
-        if marked or self.log.depth or self._pending or self.poisoned:
-            return
-        lsn = self.log.put(WentIdle())
-        self.log.idle_lsn = lsn
+        if not (marked or self.log.depth or self._pending or self.poisoned):
+            self.log.idle_lsn = self.log.put(WentIdle())
 
     # --- the log --------------------------------------------------------------------------------------------------
 
     @property
     def awaits_sync(self) -> bool:
         """Whether somebody waits for what is in the log queue to become durable."""
-        return bool(self._pending)
+        return bool(self._pending) and self._pending[-1].lsn > self.log.durable_lsn
 
     def durable(self, lsn: int) -> None:
         """Everything up to `lsn` is on disk: apply what waited for it and let the answers go."""
@@ -260,11 +258,10 @@ class Engine:
     def poison(self, reason: str) -> None:
         """A write or sync failed: nothing more is accepted, and what waited is refused."""
         self.poisoned = reason
-        error = self._poison_error()
         waiting: list[Callable[[], None]] = []
         while self._pending:
             item = self._pending.popleft()
-            item.fail(error)
+            item.fail(self._poison_error())
             waiting += item.topic.take_waiting()
         for retry in waiting:  # commands that waited for the ones above: they are refused like any new one
             retry()
@@ -471,9 +468,16 @@ class Engine:
             topic.held.append(lambda: self.redo(command, fail))
             return True
         if not topic.published:
-            self.in_turn(topic, lambda: self.redo(command, fail), fail)
+            topic.parked = []  # what comes behind it must not be decided by what it changes
+            self.in_turn(topic, lambda: self._unpark(topic, command, fail), fail)
             return True
         return False
+
+    def _unpark(self, topic: Topic, command: Callable[[], None], fail: Fail) -> None:
+        """Run a command that waited, then those that waited behind it: again behind it, if it still does."""
+        parked, topic.parked = topic.parked or [], None
+        for retry in (lambda: self.redo(command, fail), *parked):
+            retry()
 
     def _park(self, topic: Topic, command: Callable[[], None], fail: Fail) -> None:
         assert topic.parked is not None
