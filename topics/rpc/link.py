@@ -9,13 +9,15 @@ from collections.abc import Awaitable, Callable
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
+import outcome
 import trio
 
 from topics import limits
 from topics.rpc.errors import PeerLost, ProtocolError, RpcError, VersionMismatch
 from topics.rpc.outbox import Outbox
-from topics.rpc.transport import LOST, receiver_of, sender_of
-from topics.rpc.wire import HELLO, VERSION, Decoder, Message, hello
+from topics.rpc.transport import LOST, receiver_of, sender_of, socket_of, write_some
+from topics.rpc.turns import turns
+from topics.rpc.wire import HELLO, VERSION, Buffer, Decoder, Message, hello
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +63,7 @@ class Link(Generic[EntryT]):
 
     async def run(self) -> None:
         """Serve the connection until it is lost; returns then. Cancelling it closes the connection."""
+        self._turns, self._token = turns(), trio.lowlevel.current_trio_token()
         try:
             with self._scope:
                 async with trio.open_nursery() as nursery:
@@ -148,33 +151,68 @@ class Link(Generic[EntryT]):
     async def _write(self) -> None:
         outbox, send = self.outbox, sender_of(self._stream)
         while True:
-            if outbox.empty:
-                await self._sleep_until_pending()
-            batch = outbox.take()
+            batch = outbox.take() if not outbox.empty else await self._sleep_until_pending()
             if batch:
                 await send(batch)
             outbox.sent()
             if not outbox.empty:
                 await trio.lowlevel.checkpoint()  # a send is none while the kernel takes it
-            # Half empty, so that the waiters do not wake for every send.
-            if self.room and outbox.queued_bytes <= limits.RPC_SEND_QUEUE_BYTES // 2:
+            if self._may_go_on:
                 self.room.unpark_all()
 
-    async def _sleep_until_pending(self) -> None:
-        """Woken by the first `put`; what else is put in the same turn of the loop leaves in the same send."""
+    @property
+    def _may_go_on(self) -> bool:
+        """Whether somebody waits for room, and there is. Half empty, so that they do not wake for every send."""
+        return bool(self.room) and self.outbox.queued_bytes <= limits.RPC_SEND_QUEUE_BYTES // 2
+
+    async def _sleep_until_pending(self) -> list[Buffer]:
+        """Until there is something to send that needs this task; it has been taken from the outbox.
+
+        All that is put in one turn of the loop leaves in one send. On a socket it leaves at the end of that turn, and
+        this task sleeps on unless the kernel does not take it all.
+        """
         task = trio.lowlevel.current_task()
-        outbox = self.outbox
+        outbox, sock = self.outbox, socket_of(self._stream)
+        asleep = True
+
+        def resume(batch: list[Buffer]) -> None:
+            nonlocal asleep
+            if asleep:
+                asleep = False
+                trio.lowlevel.reschedule(task, outcome.Value(batch))
+
+        def flush() -> None:
+            if not asleep:
+                return
+            assert sock is not None
+            batch = outbox.take()
+            try:
+                batch = write_some(sock.fileno(), batch)
+            except OSError:
+                pass  # the task is to find that out
+            else:
+                if not batch and not self._may_go_on:
+                    outbox.sent()
+                    if outbox.empty:
+                        outbox.wake = wake
+                        return
+            self._token.run_sync_soon(resume, batch)
 
         def wake() -> None:
             outbox.wake = None
-            trio.lowlevel.reschedule(task)
+            if sock is not None:
+                self._turns.at_end(flush)
+            else:
+                resume([])
 
         def abort(_: object) -> trio.lowlevel.Abort:
-            outbox.wake = None
+            nonlocal asleep
+            asleep, outbox.wake = False, None
             return trio.lowlevel.Abort.SUCCEEDED
 
         outbox.wake = wake
-        await trio.lowlevel.wait_task_rescheduled(abort)
+        batch: list[Buffer] = await trio.lowlevel.wait_task_rescheduled(abort)
+        return batch
 
     async def _sweep(self) -> None:
         """All deadlines of the link by one timer; it sleeps while no open call has one."""

@@ -24,20 +24,27 @@ Send = Callable[[list[Buffer]], Awaitable[None]]
 Receive = Callable[[], Awaitable[list[Message]]]
 
 
+def socket_of(stream: trio.abc.Stream) -> trio.socket.SocketType | None:
+    return stream.socket if isinstance(stream, trio.SocketStream) else None
+
+
+def write_some(fileno: int, buffers: list[Buffer]) -> list[Buffer]:
+    """What is left of them when the kernel has taken what it takes at once."""
+    if len(buffers) > IOV_MANY:
+        buffers = [b"".join(buffers)]
+    try:
+        return _rest(buffers, os.writev(fileno, buffers))
+    except BlockingIOError:
+        return buffers
+
+
 def sender_of(stream: trio.abc.SendStream) -> Send:
     if isinstance(stream, trio.SocketStream):
         sock = stream.socket
 
         async def send_on_socket(buffers: list[Buffer]) -> None:
-            if len(buffers) > IOV_MANY:
-                buffers = [b"".join(buffers)]
-            while buffers:
-                try:
-                    sent = os.writev(sock.fileno(), buffers)  # asked each time: a closed socket has none
-                except BlockingIOError:
-                    await wait_writable(sock)
-                else:
-                    buffers = _rest(buffers, sent)
+            while buffers := write_some(sock.fileno(), buffers):  # asked each time: a closed socket has none
+                await wait_writable(sock)
 
         return send_on_socket
 

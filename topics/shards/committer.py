@@ -17,6 +17,7 @@ import trio
 
 from topics import limits
 from topics.board import FSYNC_BOUNDS_US as BUCKETS_US
+from topics.rpc.turns import turns
 from topics.shards.store import Store
 from topics.shards.wal import Frame
 
@@ -39,6 +40,10 @@ class Threads:
 
     def groups(self) -> Groups:
         return queue.SimpleQueue[Any]()
+
+    def end_of_turn(self) -> Callable[[Callable[[], None]], None]:
+        """How to have something done at the end of this turn of the loop."""
+        return turns().at_end
 
     def start(self, work: Callable[[], None]) -> Joinable:
         thread = threading.Thread(target=work, name="committer", daemon=True)
@@ -72,6 +77,7 @@ class Committer:
         self._on_poison = on_poison
         self._token = trio.lowlevel.current_trio_token()
         self._groups = threads.groups()
+        self._at_end_of_turn = threads.end_of_turn()
         self._busy = False
         self._scheduled = False
         self._dead = False
@@ -86,7 +92,7 @@ class Committer:
         """A frame was queued. The group is closed at the end of this turn of the loop."""
         if not self._busy and not self._scheduled:
             self._scheduled = True
-            self._token.run_sync_soon(self._hand_over)
+            self._at_end_of_turn(self._hand_over)
 
     async def flushed(self, lsn: int | None = None) -> None:
         """Wait until everything up to `lsn`, or that was ever queued, is durable. Returns if the log has failed."""
@@ -107,6 +113,15 @@ class Committer:
         if frames:
             self._busy = True
             self._groups.put((frames, awaited))
+
+    def _done(self, wrote: bool, rotations: int, durable_lsn: int) -> None:
+        """The thread is through with a group. It gets the next one first: answers may go out while it works."""
+        log = self._engine.log
+        log.durable_lsn = max(log.durable_lsn, durable_lsn)
+        if wrote:
+            self._written(rotations)
+        if durable_lsn:
+            self._durable(durable_lsn)
 
     def _written(self, rotations: int) -> None:
         self._busy = False
@@ -141,12 +156,10 @@ class Committer:
                     self._store.write_group(frames)
                     if self._unsynced_since_ns is None:
                         self._unsynced_since_ns = self._now_ns()
-                if awaited:
-                    self._sync()
-                if frames:
-                    self._tell(self._written, self._store.writer.rotations - rotations)
+                lsn = self._sync() if awaited else 0
+                self._tell(self._done, frames != [], self._store.writer.rotations - rotations, lsn)
             if self._unsynced_since_ns is not None:
-                self._sync()
+                self._tell(self._durable, self._sync())
         except Exception as error:  # whatever it is, the log's state is unknown from here on
             self._tell(self._failed, f"{type(error).__name__}: {error}")
 
@@ -162,12 +175,13 @@ class Committer:
         except queue.Empty:
             return [], True
 
-    def _sync(self) -> None:
+    def _sync(self) -> int:
+        """The lsn up to which all is durable now."""
         start = self._now_ns()
         lsn = self._store.sync_log()
         self.sync_times.add((self._now_ns() - start) / 1e9)
         self._unsynced_since_ns = None
-        self._tell(self._durable, lsn)
+        return lsn
 
     def _now_ns(self) -> int:
         return self._engine.clock.monotonic_ns()

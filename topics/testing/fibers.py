@@ -97,6 +97,10 @@ class TurnThreads(Threads):
     def groups(self) -> TurnQueue:
         return TurnQueue()
 
+    def end_of_turn(self) -> Callable[[Callable[[], None]], None]:
+        """A turn later: what is handed over wakes a fiber, which is a task here."""
+        return trio.lowlevel.current_trio_token().run_sync_soon
+
     def start(self, work: Callable[[], None]) -> Joinable:
         fiber = Fiber(work)
         self._nursery.start_soon(fiber.drive)
