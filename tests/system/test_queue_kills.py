@@ -72,18 +72,28 @@ def test_every_job_is_done_whoever_is_killed(tmp_path, leases_durable):
         with Client(server.url, retries=PATIENT) as topics, Crowd(server.url, "q", folder) as crowd:
             topics.put_topic("q", type="queue", durable=True, leases_durable=leases_durable)
             for first in range(0, JOBS, BATCH):
-                topics.append("q", [{"data": number} for number in range(first, first + BATCH)])
+                topics.append("q", [_job(number) for number in range(first, first + BATCH)])
                 if first % (BATCH * 6) == 0:
                     crowd.kill_one(chance)
                     server.kill(*chance.choice((("shard", 0), ("shard", 1), ("gateway", 0), ("gateway", 1))))
             wait_until(lambda: topics.state("q")["count"] == 0, "every job to be acknowledged", 120.0)
             numbers = topics.state("q")["queue"]
-            assert (numbers["ready"], numbers["in_flight"]) == (0, 0)
+            assert (numbers["ready"], numbers["in_flight"], numbers["scheduled"]) == (0, 0, 0)
             assert set(crowd.done()) == set(range(JOBS))
 
 
+def _job(number: int) -> dict[str, int]:
+    """Some are urgent, some are for later, most are neither."""
+    job = {"data": number}
+    if number % 3 == 0:
+        job["priority"] = number % 10
+    if number % 7 == 0:
+        job["delay_ms"] = number % 2000
+    return job
+
+
 @pytest.mark.slow
-def test_no_dead_letter_is_lost_or_doubled_whichever_shard_is_killed(tmp_path):
+def test_no_dead_letter_is_lost_or_doubled_there_and_back_whichever_shard_is_killed(tmp_path):
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -104,6 +114,12 @@ def test_no_dead_letter_is_lost_or_doubled_whichever_shard_is_killed(tmp_path):
                     server.kill("shard", chance.choice((0, 1)))
             wait_until(lambda: len(_all(topics, dead)) >= 300, "every dead letter to arrive", 60.0)
             assert sorted(_all(topics, dead)) == list(range(300))
+            while topics.state(dead)["count"]:
+                assert time.monotonic() < ends + 120, topics.state(dead)
+                if chance.random() < 0.5:
+                    server.kill("shard", chance.choice((0, 1)))
+                topics.redrive(dead, queue, limit=40)
+            assert sorted(_all(topics, queue)) == list(range(300))
 
 
 def _on_different_shards(slots: list[int]) -> tuple[str, str]:

@@ -29,6 +29,7 @@ import msgspec
 
 from topics.core.block import Block
 from topics.core.calendar import Calendar
+from topics.core.holders import Holders
 from topics.core.lease_parts import AGAIN, EXPIRED, FIRST, Failure, Grant, Lease, Move
 from topics.core.line import Line, Pick, chunk_of, is_uneven, live_jobs, waiting
 from topics.core.ranges import SeqRanges
@@ -53,13 +54,12 @@ class Leases:
         "_heap",
         "_leases",
         "_leaving",
-        "_owned",
         "cursor",
         "dead_lettered",
-        "freed",
         "line",
         "logged",
         "moving",
+        "streams",
     )
 
     def __init__(self) -> None:
@@ -75,8 +75,7 @@ class Leases:
         self._dues = Calendar()
         self._leaving: set[int] = set()
         self._deliveries: dict[int, int] = {}  # where it is not just once
-        self._owned: dict[int, set[int]] = {}  # what the streams hold
-        self.freed: set[int] = set()  # streams that hold less than before; who feeds them takes them out
+        self.streams = Holders()
         self._floor = 0
         self.moving: dict[int, Move] = {}  # of those that are leaving
         self._failures: dict[int, Failure] = {}
@@ -94,15 +93,15 @@ class Leases:
             lease = self._leases.get(seq)
             if lease is not None and lease.deadline == deadline and seq not in self._free:
                 self._expired += 1
-                self._disown(lease, seq)
-                self._make_free(seq)
+                self.streams.drop(lease.owner, seq)
+                self._set_free(seq)
         for due, seq in self._dues.pop_before(now + 1):
             if self._delayed.get(seq) == due:
                 del self._delayed[seq]
-                self._make_free(seq)
+                self._set_free(seq)
         if self.line is not None:
             for _, seq in self.line.timetable.pop_due(now):
-                self._make_free(seq)
+                self._set_free(seq)
 
     @property
     def in_flight(self) -> int:
@@ -146,13 +145,6 @@ class Leases:
         """Of these seqs and lease numbers, the seqs that are still under that lease."""
         held = ((seq, self._leases.get(seq), number) for seq, number in leases)
         return [seq for seq, lease, number in held if lease is not None and lease.number == number]
-
-    def held_by(self, owner: int) -> int:
-        """How many jobs a stream holds."""
-        return len(self._owned.get(owner, ()))
-
-    def owned_by(self, owner: int) -> list[int]:
-        return sorted(self._owned.get(owner, ()))
 
     def deliveries(self, seq: int) -> int:
         times = self._deliveries.get(seq)
@@ -255,7 +247,6 @@ class Leases:
         cursor = self.cursor
         for grant in grants:
             node = intern(grant.node)
-            owned = self._owned.get(grant.owner) if grant.owner else None
             for number, seq in enumerate(grant.seqs, grant.number):
                 if grant.codes:
                     self._count(seq, grant.codes[number - grant.number])
@@ -267,8 +258,8 @@ class Leases:
                 self._detach(seq)
                 self._leases[seq] = Lease(number, node, grant.deadline, grant.owner)
                 self._deadlines.add(grant.deadline, seq)
-                if owned is not None:
-                    owned.add(seq)
+                if grant.owner:
+                    self.streams.add(grant.owner, seq)
 
     def _count(self, seq: int, code: int) -> None:
         """One more delivery of a job in a queue with a line. What had to wait for its time always has its own entry: no
@@ -288,8 +279,7 @@ class Leases:
             if seq in self._free:
                 self._free.discard(seq)
                 self._expired -= 1
-                if lease.owner in self._owned:
-                    self._owned[lease.owner].add(seq)
+                self.streams.add(lease.owner, seq)
             lease.deadline = deadline
             self._deadlines.add(deadline, seq)
         if self._deadlines.size > 2 * len(self._leases) + STALE_MIN:
@@ -331,13 +321,12 @@ class Leases:
             move = self.moving.pop(seq, None)
             if move is not None:
                 self._deliveries[seq] = move.deliveries
-            if lease is None or (lease.owner and lease.owner not in self._owned):
+            if lease is None or (lease.owner and not self.streams.is_open(lease.owner)):
                 self._make_free(seq)
                 continue
             self._leases[seq] = lease
             self._deadlines.add(lease.deadline, seq)
-            if lease.owner:
-                self._owned[lease.owner].add(seq)
+            self.streams.add(lease.owner, seq)
 
     def move(self, seqs: Iterable[int], move: Move) -> None:
         """They leave, for the dead-letter topic."""
@@ -345,15 +334,6 @@ class Leases:
             self._detach(seq)
             self._leaving.add(seq)
             self.moving[seq] = move
-
-    # --- streams --------------------------------------------------------------------------------------------------
-
-    def open_stream(self, owner: int) -> None:
-        self._owned[owner] = set()
-
-    def close_stream(self, owner: int) -> None:
-        self._owned.pop(owner, None)
-        self.freed.discard(owner)
 
     # --- the log of the jobs --------------------------------------------------------------------------------------
 
@@ -393,15 +373,18 @@ class Leases:
             if seq in self._free:
                 self._expired -= 1
             else:
-                self._disown(lease, seq)
+                self.streams.drop(lease.owner, seq)
         self._free.discard(seq)
         self._delayed.pop(seq, None)
         self._leaving.discard(seq)
 
     def _make_free(self, seq: int) -> None:
         if self._is_known(seq):  # else it is waiting
-            self._free.add(seq)
-            self._queue_up(seq)
+            self._set_free(seq)
+
+    def _set_free(self, seq: int) -> None:
+        self._free.add(seq)
+        self._queue_up(seq)
 
     def _is_known(self, seq: int) -> bool:
         """Whether the cursor of its kind has passed it."""
@@ -415,11 +398,6 @@ class Leases:
         for seq in range(first, min(last, self.cursor) + 1):
             if seq not in self._leases and seq not in self._delayed and seq not in self._leaving:
                 self._make_free(seq)
-
-    def _disown(self, lease: Lease, seq: int) -> None:
-        if lease.owner in self._owned:
-            self._owned[lease.owner].discard(seq)
-            self.freed.add(lease.owner)
 
     # --- keeping --------------------------------------------------------------------------------------------------
 

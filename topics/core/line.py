@@ -33,13 +33,14 @@ _last_seq = attrgetter("last_seq")
 
 
 class Line:
-    __slots__ = ("heaps", "priorities", "timetable", "topic")
+    __slots__ = ("_near", "heaps", "priorities", "timetable", "topic")
 
     def __init__(self, topic: "Topic") -> None:
         self.topic = topic
         self.heaps: list[list[tuple[int, int]]] = [[] for _ in range(LEVELS)]  # free jobs: (since when, seq)
         self.priorities = {0}  # that some job has or had
         self.timetable = Timetable()
+        self._near: Chunk | None = None  # where the last look was; the next is mostly there too
 
     def enlist(self, block: Block) -> None:
         """Jobs that are about to come in."""
@@ -74,7 +75,9 @@ class Line:
 
     def terms(self, seq: int) -> tuple[int, int, bool]:
         """The priority of a job, since when it counts as waiting, and whether it had to wait for its time."""
-        chunk = chunk_of(self.topic, seq)
+        chunk = self._near
+        if chunk is None or not chunk.first_seq <= seq <= chunk.last_seq:
+            chunk = self._near = chunk_of(self.topic, seq)
         if chunk is None:
             return 0, 0, False
         index = seq - chunk.first_seq

@@ -107,7 +107,7 @@ class Queue:
 
     def add_stream(self, stream: Taker) -> None:
         self._streams[stream.owner] = stream
-        self.leases.open_stream(stream.owner)
+        self.leases.streams.open(stream.owner)
         self._takers[stream] = None
         self.wake()
 
@@ -116,8 +116,8 @@ class Queue:
         if self._streams.pop(stream.owner, None) is None:
             return
         self.leave(stream)
-        seqs = self.leases.owned_by(stream.owner)
-        self.leases.close_stream(stream.owner)
+        seqs = self.leases.streams.seqs(stream.owner)
+        self.leases.streams.close(stream.owner)
         if seqs and not self.is_gone:
             self.abandon(seqs, counts=True)
         else:
@@ -180,7 +180,7 @@ class Queue:
 
     def _feed_freed(self) -> None:
         """Streams that hold less than before want more."""
-        freed = self.leases.freed
+        freed = self.leases.streams.freed
         while freed:
             stream = self._streams.get(freed.pop())
             if stream is not None and stream.room:
