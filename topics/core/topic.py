@@ -105,7 +105,7 @@ class Topic:
         self.tag_generations: list[tuple[int, TagGeneration]] = []  # (last seq it covers or 0 while open, index)
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
-        self.leases: Leases | None = None  # of a queue, once something was claimed
+        self.leases: Leases | None = None  # once something was claimed, asked for more than to wait, or goes back
         self.groups: dict[str, Group] | None = None  # of consumers, once there was one
         self.derived: Derived | None = None  # while a router leads here
         self.refilled = False  # records came in behind others, which a file may have already

@@ -1,8 +1,9 @@
 """The leases log: the lease events of all queues of a shard, in one hidden topic.
 
 Only queues with `leases_durable` write what happens to their leases; a claim is answered when its event is durable.
-Of every queue are written: jobs that are about to become dead letters and those that have, and, at a clean stop, who
-holds what. That last is void as soon as the shard has started again: by then it is in memory and changes unseen.
+Of every topic are written: jobs that are about to become dead letters, or dead letters to go back, and those that have,
+and, at a clean stop, who holds what. That last is void as soon as the shard has started again: by then it is in memory
+and changes unseen.
 
 The log is written anew, as one event a queue, when it has grown by about as many events as there are jobs to tell of;
 what was before is deleted. Whatever a crash keeps of that, a replay comes to the same.
