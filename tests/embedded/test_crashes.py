@@ -18,7 +18,7 @@ def write(number):
     topic, value = f"t{number}", 0
     while True:
         pair = [{"data": value}, {"data": value + 1}]
-        last = db.append(topic, pair, config={"durable": True})["last_seq"]
+        last = db.append(topic, pair, config={"durable": True, "message_ids": True})["last_seq"]
         say([topic, last])
         value += 2
 def work():
@@ -38,6 +38,7 @@ work()
 @pytest.mark.parametrize("seed", range(4))
 def test_kill_9(tmp_path, seed):
     acked: dict[str, int] = {}
+    ids: dict[tuple[str, int], str] = {}
     chance = random.Random(seed)
     for _ in range(3):
         with program(tmp_path, WRITE) as writer:
@@ -49,6 +50,8 @@ def test_kill_9(tmp_path, seed):
         with topics.open(tmp_path) as db:
             for number in range(4):
                 check(db, f"t{number}", acked.get(f"t{number}", 0))
+                for record in db.read(f"t{number}") if acked.get(f"t{number}") else ():
+                    assert ids.setdefault((f"t{number}", record["$seq"]), record["$id"]) == record["$id"]
             left = [job.seq for job in db.claim("jobs", "after", 1000)]
             assert all(seq > acked.get("done", 0) for seq in left), "a job that was acknowledged came back"
             if left:

@@ -125,6 +125,12 @@ class Twins(RuleBasedStateMachine):
         fields = {field: value for field, value in (("before_seq", before), ("match", tag)) if value is not None}
         self.same(lambda api: api.delete(name, **fields))
 
+    @rule(name=names | queues, priority=st.integers(0, 10), delay=st.sampled_from([0, LONG_MS]))
+    def append_job(self, name, priority, delay):
+        record = {"data": priority, "priority": priority} | ({"delay_ms": delay} if delay else {})
+        self.keys += 1
+        self.same(lambda api: api.append(name, [record], idempotency_key=f"k{self.keys}"))
+
     @rule(name=names | queues)
     def state(self, name):
         self.same(lambda api: api.state(name))

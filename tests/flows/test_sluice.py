@@ -2,6 +2,8 @@
 groups, ack, take over. tests/api/test_sluice.py has its streams and credits, on the WebSocket.
 """
 
+import uuid
+
 import pytest
 
 import topics
@@ -21,6 +23,16 @@ def test_a_topic_is_made_by_the_first_publish(api, name):
     assert (record["data"], record["meta"]) == ("first", {"trace": "abc"})
     assert record["$ts"] > 0
     assert not api.append(name, [{"data": "second"}])["created"]
+
+
+def test_messages_have_ids_of_the_server_in_the_order_of_their_seqs(api, name):
+    api.put_topic(name, message_ids=True)
+    for value in range(3):
+        api.append(name, [{"data": value}, {"data": value}])
+    ids = [uuid.UUID(record["$id"]) for record in api.read(name)]
+    assert ids == sorted(set(ids))
+    assert {found.version for found in ids} == {7}
+    assert [str(found) for found in ids] == [record["$id"] for record in api.group_fetch(name, "g")["records"]]
 
 
 @pytest.mark.parametrize("wrong", ["", "-begins", "a b", "x" * 256])
