@@ -122,6 +122,7 @@ COLD_MARK_BYTES_MAX = 4 * KIB
 
 # --- backups ------------------------------------------------------------------------------------------------------
 BACKUP_HOLD_MS = 120_000  # files of a shard hold still for this long at most
+BACKUP_REFILL_MS = 10_000  # a backup waits this long at most for copies that are made again after a crash
 BACKUP_LOG_BYTES = UNSTORED_BYTES_MAX // 4  # or until the log has grown by this much
 BACKUP_PAUSE_MS = 2_000  # what goes from shard to shard stops for this long at most, if it cannot end
 BACKUP_TRIES = 5

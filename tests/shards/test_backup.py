@@ -6,6 +6,7 @@ import trio.testing
 
 from tests.shards.test_shard import ONE, serving
 from topics import errors, limits
+from topics.core.derivation import Derived, Mark
 from topics.errors import TopicsError
 from topics.shards.peers import Gate
 from topics.testing.faulty_files import FaultyFiles
@@ -115,3 +116,24 @@ async def test_a_closed_gate_lets_nobody_in(autojump_clock):
         assert seen == ["closed"]
         gate.open()
     assert seen == ["closed", "in"]
+
+
+@pytest.mark.parametrize("refilled", [True, False])
+async def test_a_hold_waits_for_copies_that_are_made_again_but_not_for_ever(monkeypatch, refilled):
+    monkeypatch.setattr(limits, "BACKUP_REFILL_MS", 60_000 if refilled else 1)
+    async with serving(FaultyFiles()) as (shard, connection, _):
+        await connection.call("append", {"topic": "t"}, ONE)
+        assert shard.store is not None
+        topic = shard.store.engine.state.topics["t"]
+        topic.derived = Derived(Mark(topic.id, 1, "source"))
+        topic.derived.missing = [(1, 1)]
+        async with connection.stream("backup.hold", {}) as hold:
+            if refilled:
+                for _ in range(20):
+                    await connection.call("health", {})
+                assert "hold still" in await refused(connection, "backup.held")
+                topic.derived.missing = []
+            with trio.fail_after(30):
+                await hold.__anext__()
+            await connection.call("backup.held", {})
+        topic.derived = None

@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from math import inf
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -167,18 +168,48 @@ def give_back(url: str, queue: str, over: threading.Event) -> None:
                 over.wait(0.02)
 
 
-def test_cold_segments_are_refused_rather_than_left_out(serve, tmp_path):
-    cold = tmp_path / "cold"
+def test_cold_segments_are_part_of_it(serve, tmp_path):
+    cold, dest = tmp_path / "cold", tmp_path / "backup"
     server = serve(cold_dir=cold, segment_max_events=50, hot_retain_segments=1)
     with Client(server.url, retries=PATIENT) as client:
         client.put_topic("t", durability="fsync")
         for n in range(6):
-            client.append("t", [{"data": [n, i]} for i in range(50)])
+            client.append("t", [{"data": [n, i], "tag": f"{i}"} for i in range(50)])
         wait_until(
             lambda: list(cold.rglob("*.data")) and '"cold_segments_read"' in json.dumps(client.diff("t")), "a move"
         )
-    running = start("backup", str(tmp_path / "backup"), "--data-dir", str(server.data))
-    _, complaint = running.communicate(timeout=60)
-    assert running.returncode == 1
-    assert "cold directory" in complaint
-    assert not (tmp_path / "backup" / "BACKUP").exists()
+        client.delete("t", match="7")  # also in cold segments
+        before = client.diff("t", limit=1000)["records"]
+    refused = start("backup", str(dest), "--data-dir", str(server.data))
+    _, complaint = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "--cold-dir" in complaint
+    assert not (dest / "BACKUP").exists()
+
+    first = ran("backup", str(dest), "--data-dir", str(server.data), "--cold-dir", str(cold), "--json")
+    second = ran("backup", str(dest), "--data-dir", str(server.data), "--cold-dir", str(cold), "--json")
+    assert second["copied_bytes"] < first["copied_bytes"]
+    assert list((dest / "files" / "cold").rglob("*.data.*"))
+
+    folder = tmp_path / "restored"
+    folder.mkdir()
+    refused = start("restore", str(dest), str(folder / "data"))
+    _, complaint = refused.communicate(timeout=60)
+    assert refused.returncode == 1
+    assert "--cold-dir" in complaint
+    assert os.listdir(folder) == []
+    ran("restore", str(dest), str(folder / "data"), "--cold-dir", str(folder / "cold"), "--json")
+    check = start("verify", str(folder / "data"), "--cold-dir", str(folder / "cold"))
+    assert check.communicate(timeout=60)
+    assert check.returncode == 0
+    other = serve(folder.name, cold_dir=folder / "cold", segment_max_events=50, hot_retain_segments=1)
+    with Client(other.url, retries=PATIENT) as client:
+        assert client.diff("t", limit=1000)["records"] == before
+        assert len(before) == 294
+
+
+def ran(*arguments: str) -> dict[str, Any]:
+    process = start(*arguments)
+    out, complaint = process.communicate(timeout=120)
+    assert process.returncode == 0, complaint
+    return dict(json.loads(out))

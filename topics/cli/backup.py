@@ -17,11 +17,17 @@ if TYPE_CHECKING:
     from topics.cli.backups.store import Manifest
 
 
+def cold_option(help: str) -> Callable[[Any], Any]:
+    kind = click.Path(path_type=Path, file_okay=False)
+    return click.option("--cold-dir", type=kind, envvar="TOPICS_COLD_DIR", show_envvar=True, help=help)
+
+
 @click.command()
 @click.argument("dest", type=click.Path(path_type=Path, file_okay=False))
 @data_dir_option
+@cold_option("The cold directory, if segments were moved to one.")
 @output.json_option
-def backup(dest: Path, directory: str | None, as_json: bool) -> None:
+def backup(dest: Path, directory: str | None, cold_dir: Path | None, as_json: bool) -> None:
     """Back up a running server to the directory DEST, which is for backups alone.
 
     Everything acked before it began is in it, and all shards are as of one moment. Again to the same DEST only what
@@ -33,13 +39,16 @@ def backup(dest: Path, directory: str | None, as_json: bool) -> None:
       topics backup /backup/topics --data-dir /var/lib/topics --json | jq .shards
     """
     from topics.cli.backups.store import BackupStore
-    from topics.cli.backups.take import take
+    from topics.cli.backups.take import Backup
 
     source = data_dir(directory)
     run_dir = Path(os.path.dirname(find_socket(source)))
     store = BackupStore(dest.absolute())
-    with output.progress("copying", None) as note:
-        manifest, tally = _guarded(lambda: take(source.absolute(), run_dir, store, note))
+    cold = cold_dir.absolute() if cold_dir is not None else None
+    with output.progress("copying and checking") as bar:
+        work = _guarded(lambda: Backup(source.absolute(), run_dir, cold, store, bar.note))
+        bar.expect(work.work_bytes())
+        manifest, tally = _guarded(work.take)
     summary = _summary(manifest) | {
         "dest": str(dest),
         "copied_files": store.copied_files,
@@ -52,8 +61,9 @@ def backup(dest: Path, directory: str | None, as_json: bool) -> None:
 @click.command()
 @click.argument("src", type=click.Path(path_type=Path, exists=True, file_okay=False))
 @click.argument("target", metavar="DATA_DIR", type=click.Path(path_type=Path))
+@cold_option("Where segments of a cold directory go, if there are any in it; must not be there, or be empty.")
 @output.json_option
-def restore(src: Path, target: Path, as_json: bool) -> None:
+def restore(src: Path, target: Path, cold_dir: Path | None, as_json: bool) -> None:
     """Make a data directory of the backup in SRC. DATA_DIR must not be there, or be empty.
 
     \b
@@ -63,8 +73,10 @@ def restore(src: Path, target: Path, as_json: bool) -> None:
     from topics.cli.backups.restore import restore as put_back
     from topics.cli.backups.store import BackupStore
 
-    with output.progress("restoring", None) as note:
-        manifest = _guarded(lambda: put_back(BackupStore(src.absolute()), target.absolute(), note))
+    cold = cold_dir.absolute() if cold_dir is not None else None
+    store = BackupStore(src.absolute())
+    with output.progress("restoring") as bar:
+        manifest = _guarded(lambda: put_back(store, target.absolute(), cold, bar.expect, bar.note))
     _show(_summary(manifest) | {"data_dir": str(target)}, f"restored to {target}", as_json=as_json)
 
 

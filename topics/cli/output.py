@@ -117,19 +117,34 @@ def confirm(question: str, yes: bool) -> None:
         raise click.Abort
 
 
+class Bar:
+    """How far something has come; shown on a terminal, and nowhere else."""
+
+    def __init__(self, shown: Any = None) -> None:
+        self._shown = shown
+        self._task = shown.add_task("", total=None) if shown is not None else None
+
+    def expect(self, size: int | None) -> None:
+        """So many bytes are to be done in all, if anybody knows."""
+        if self._shown is not None:
+            self._shown.update(self._task, total=size)
+
+    def note(self, done: int) -> None:
+        if self._shown is not None:
+            self._shown.advance(self._task, done)
+
+
 @contextmanager
-def progress(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing elsewhere. What it yields takes the bytes that were done."""
+def progress(what: str) -> Iterator[Bar]:
     if not sys.stderr.isatty():
-        yield lambda done: None
+        yield Bar()
         return
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
 
     columns = (what, BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda done: bar.advance(task, done)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        yield Bar(shown)
 
 
 @contextmanager

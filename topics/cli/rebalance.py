@@ -78,8 +78,9 @@ def _move(place: Path, wanted: int | None) -> dict[str, Any]:
         said = _summary(layout, plan, shards) | {"copied_bytes": 0, "checked_records": 0}
         if plan.families:
             size = said["copied_bytes"] = work_bytes(place, plan)
-            with output.progress("copying", size) as note:
-                said["checked_records"] = carry_out(place, layout, plan, shards, note).records
+            with output.progress("copying") as bar:
+                bar.expect(size)
+                said["checked_records"] = carry_out(place, layout, plan, shards, bar.note).records
         return said
     finally:
         data.close()

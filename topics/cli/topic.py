@@ -204,10 +204,11 @@ def append(api: Api, as_json: bool, name: str, data: tuple[str, ...], **options:
     render = records.Renderer(options["text"], options["whole"], each)
     fields = {name: options[name] for name in ("node", "idempotency_key", "create") if options[name] is not None}
     done = 0
-    with records.open_lines(data, file) as (lines, total), progress(f"appending to {name}", total) as note:
+    with records.open_lines(data, file) as (lines, total), progress(f"appending to {name}") as bar:
+        bar.expect(total)
         for batch in records.batches(render, lines, options["batch"]):
             answer = api.call("POST", topic_path(name), batch.body(fields))
-            note(batch.read)
+            bar.note(batch.read)
             done += len(batch.texts)
             if as_json:
                 line(answer)

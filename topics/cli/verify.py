@@ -5,14 +5,14 @@ Exit status: 0 all is well, 1 damage, 2 it cannot be told.
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from topics import limits
+from topics.cli.output import progress
 
 if TYPE_CHECKING:
     from topics.shards.findings import Finding, Tally
@@ -72,25 +72,11 @@ def _check(directory: Path, cold_dir: Path | None, tally: "Tally") -> Iterator["
     yield from check_data_dir(directory, tally)
     shards = [(path.name, ReadOnlyFiles(str(path))) for path in shard_dirs(directory)]
     colds = {name: ReadOnlyFiles(str(cold_dir / name)) for name, _ in shards} if cold_dir is not None else {}
-    with _progress(sum(map(work_bytes, [*(files for _, files in shards), *colds.values()]))) as note:
+    with progress("checking") as bar:
+        bar.expect(sum(map(work_bytes, [*(files for _, files in shards), *colds.values()])))
         for name, files in shards:
-            for finding in check_shard(files, tally, note, colds.get(name)):
+            for finding in check_shard(files, tally, bar.note, colds.get(name)):
                 yield finding.below(name, f"{cold_dir}/{name}")
-
-
-@contextmanager
-def _progress(total: int) -> Iterator[Callable[[int], None]]:
-    """A bar on a terminal, nothing elsewhere."""
-    if not sys.stderr.isatty():
-        yield lambda size: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn
-
-    columns = ("checking", BarColumn(), DownloadColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("", total=total)
-        yield lambda size: bar.advance(task, size)
 
 
 def _summary(directory: Path, tally: "Tally", findings: list["Finding"], more: int, *, clean: bool) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """A shard's part in a backup: hold still, and say where the log is.
 
     method          head   reply head
-    backup.hold            a stream: one message when files hold still; they do so until the caller ends the stream
+    backup.hold            a stream: one message when files hold still; they do so until the caller ends the stream.
+                           Copies that routers make again after a crash are waited for, for a while
     backup.pause           (empty) when nothing is under way to other shards any more
     backup.cut             lsn, now_ms: everything acked so far is in the log up to this lsn, and durable
     backup.held            (empty) if the files have held still until now
@@ -60,6 +61,7 @@ class Backups:
             raise _later("another backup is being made")
         with trio.CancelScope() as self._scope:
             try:
+                await _until_refilled(store)
                 await self._checkpoint()  # so that little of the log has to be copied
                 async with self._still:
                     self._held = True
@@ -118,6 +120,19 @@ class Backups:
     def _check_held(self) -> None:
         if not self._held:
             raise _later("files do not hold still")
+
+
+async def _until_refilled(store: Store) -> None:
+    """Copies that a crash took are being made again: better with them than with the note that they are missing.
+
+    If they do not come, the note is as good in the backup as it is here.
+    """
+    with trio.move_on_after(limits.BACKUP_REFILL_MS / 1000):
+        while True:
+            topics = store.engine.state.by_id.values()
+            if not any(topic.derived is not None and topic.derived.missing for topic in topics):
+                return
+            await trio.sleep(CHECK_S)
 
 
 def _later(message: str) -> TopicsError:

@@ -15,6 +15,7 @@ from topics.supervisor.datadir import sync_dir, write_file
 
 MANIFEST, INCOMPLETE, FILES = "BACKUP", "INCOMPLETE", "files"
 VERSION = 1
+WITH_COLD = 2  # of a manifest that names files of a cold directory, so that no older program leaves them out
 WORDS = b"A backup was begun here and not finished. If there is a BACKUP, it is an older one, and whole.\n"
 
 
@@ -45,6 +46,7 @@ class ShardCopy(msgspec.Struct):
     lsn: int
     cut_ms: int
     files: dict[str, Copy]
+    cold: dict[str, Copy] = {}  # what it had in the cold directory
 
 
 class Manifest(msgspec.Struct):
@@ -57,6 +59,7 @@ class Manifest(msgspec.Struct):
     def copies(self) -> Iterator[Copy]:
         for shard in self.shards:
             yield from shard.files.values()
+            yield from shard.cold.values()
 
 
 class BackupStore:
@@ -72,8 +75,8 @@ class BackupStore:
             return None
         except msgspec.DecodeError as error:
             raise BadBackup(f"{self.path / MANIFEST} cannot be read: {error}") from None
-        if found.version != VERSION:
-            raise BadBackup(f"{self.path} has a backup of version {found.version}; this program knows {VERSION}")
+        if found.version not in (VERSION, WITH_COLD):
+            raise BadBackup(f"{self.path} has a backup of version {found.version}; this program knows {WITH_COLD}")
         return found
 
     def begin(self) -> None:

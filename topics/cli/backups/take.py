@@ -5,7 +5,7 @@
 3. What goes from shard to shard pauses, every shard notes its cut, and it goes on. So no cut has what another shard has
    not sent yet, and none lacks what another one knows to be there.
 4. What is still missing is copied, shard by shard, and the shard is let go.
-5. All of it is checked; then the manifest is written.
+5. All of it is checked; then the manifest is written. Cold segments are part of it all.
 
 A shard or this program that ends on the way leaves the server as it was and no new backup.
 """
@@ -19,8 +19,8 @@ from pathlib import Path
 import trio
 
 from topics import limits
-from topics.cli.backups.shardfiles import ShardFiles
-from topics.cli.backups.store import VERSION, BackupStore, BadBackup, CopiedFiles, Manifest, ShardCopy
+from topics.cli.backups.shardfiles import Folder, ShardFiles
+from topics.cli.backups.store import VERSION, WITH_COLD, BackupStore, BadBackup, CopiedFiles, Manifest, ShardCopy
 from topics.errors import NOT_READY, TopicsError
 from topics.rpc import Connection, RpcError, connect_unix
 from topics.shards.findings import CannotCheck, Tally
@@ -33,28 +33,47 @@ Note = Callable[[int], None]
 Cuts = dict[int, tuple[int, int]]  # shard → lsn, time
 
 
-def take(data_dir: Path, run_dir: Path, store: BackupStore, note: Note) -> tuple[Manifest, Tally]:
-    """Raises BadBackup, TopicsError (RpcError), OSError."""
-    before = store.load()
-    store.begin()
-    slots = slotmap.load(data_dir)
-    if slots is None:
-        raise BadBackup(f"{data_dir} has no map of its shards")
-    shards = sorted(set(range(slots.shards)) | set(slots.slots))
-    known = {shard.shard: shard.files for shard in before.shards} if before is not None else {}
-    files = {n: ShardFiles(store, slotmap.shard_dir(data_dir, n), known.get(n, {}), note) for n in shards}
-    for one in files.values():
-        one.copy_ahead()
-    manifest = Manifest(
-        VERSION, int(time.time() * 1000), (data_dir / "FORMAT").read_text(), (data_dir / slotmap.FILE).read_text(), []
-    )
-    result = trio.run(_copy_together, run_dir, files)
-    if isinstance(result, Exception):
-        raise result
-    manifest.shards = result
-    tally = check(store, manifest, lambda size: None)
-    store.commit(manifest)
-    return manifest, tally
+class Backup:
+    """One backup, from what is known before it begins."""
+
+    def __init__(self, data_dir: Path, run_dir: Path, cold_dir: Path | None, store: BackupStore, note: Note) -> None:
+        """Raises BadBackup."""
+        before = store.load()
+        store.begin()
+        slots = slotmap.load(data_dir)
+        if slots is None:
+            raise BadBackup(f"{data_dir} has no map of its shards")
+        known = {shard.shard: shard for shard in before.shards} if before is not None else {}
+        self._data_dir, self._run_dir, self._store, self._note = data_dir, run_dir, store, note
+        self._files: dict[int, ShardFiles] = {}
+        for shard in sorted(set(range(slots.shards)) | set(slots.slots)):
+            old = known.get(shard) or ShardCopy(shard, 0, 0, {})
+            place = slotmap.shard_dir(data_dir, shard)
+            hot = Folder(store, place, place.name, old.files, note)
+            cold = Folder(store, cold_dir / place.name, f"cold/{place.name}", old.cold, note) if cold_dir else None
+            self._files[shard] = ShardFiles(hot, cold)
+
+    def work_bytes(self) -> int:
+        """About how many bytes `note` will be told of."""
+        return sum(one.work_bytes() for one in self._files.values())
+
+    def take(self) -> tuple[Manifest, Tally]:
+        """Raises BadBackup, TopicsError (RpcError), OSError."""
+        for one in self._files.values():
+            one.copy_ahead()
+        place = self._data_dir
+        manifest = Manifest(
+            VERSION, int(time.time() * 1000), (place / "FORMAT").read_text(), (place / slotmap.FILE).read_text(), []
+        )
+        result = trio.run(_copy_together, self._run_dir, self._files)
+        if isinstance(result, Exception):
+            raise result
+        manifest.shards = result
+        if any(shard.cold for shard in manifest.shards):
+            manifest.version = WITH_COLD
+        tally = check(self._store, manifest, self._note)
+        self._store.commit(manifest)
+        return manifest, tally
 
 
 def check(store: BackupStore, manifest: Manifest, note: Note) -> Tally:
@@ -62,7 +81,8 @@ def check(store: BackupStore, manifest: Manifest, note: Note) -> Tally:
     tally = Tally()
     for shard in manifest.shards:
         try:
-            for finding in check_shard(CopiedFiles(store, shard.files), tally, note):
+            files, cold = CopiedFiles(store, shard.files), CopiedFiles(store, shard.cold)
+            for finding in check_shard(files, tally, note, cold if shard.cold else None):
                 if finding.damage:
                     raise BadBackup(f"shard {shard.shard}: {finding.file}: {finding.what} (`topics verify` tells more)")
         except CannotCheck as error:
@@ -110,9 +130,9 @@ async def _attempt(connections: dict[int, Connection], files: dict[int, ShardFil
             holds[shard] = stream
         cuts = await _cut(connections)
         for shard, (lsn, now_ms) in cuts.items():
-            copies = await trio.to_thread.run_sync(files[shard].copy_held, lsn)
+            copies, cold = await trio.to_thread.run_sync(files[shard].copy_held, lsn)
             await connections[shard].call("backup.held", {}, deadline_ms=limits.CALL_DEADLINE_MS)
-            made.append(ShardCopy(shard, lsn, now_ms, copies))
+            made.append(ShardCopy(shard, lsn, now_ms, copies, cold))
             holds[shard].abandon()
     return made
 
