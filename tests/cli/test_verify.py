@@ -173,11 +173,14 @@ def test_every_golden_file_is_recognised(path: Path) -> None:
 def test_frames_of_the_log_tell_what_they_are() -> None:
     first, *frames = lines(GOLDEN / "wal/0000000001.wal")
     assert (first["kind"], first["first_lsn"]) == ("log file", 1)
-    assert [frame["lsn"] for frame in frames] == [1, 2, 3, 4, 5]
-    append = frames[-1]
+    assert [frame["lsn"] for frame in frames] == list(range(1, 12))
+    append = frames[4]
     assert (append["kind"], append["topic_id"], append["epoch"], append["first_seq"], append["n"]) == (
         "appended", 7, 3, 5, 7,
     )  # fmt: skip
+    _, marks, *others = lines(GOLDEN / "wal/0000000002.wal")
+    assert marks["kind"] == "copies marked"
+    assert not any(frame["kind"] == "unknown" for frame in (*frames, *others))
 
 
 def test_payloads_are_shown_only_on_demand(left: Path) -> None:

@@ -24,7 +24,7 @@ from topics.shards.recovery import REGISTER
 Line = dict[str, Any]
 EVENT_NAMES = (
     "unknown", "topic created", "topic updated", "topic removed", "appended", "deleted", "ceiling reserved",
-    "range lost", "went idle", "created and appended",
+    "range lost", "went idle", "created and appended", "copies marked",
 )  # fmt: skip
 HEADER_BYTES = 64  # of every format that has a magic
 
