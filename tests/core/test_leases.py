@@ -404,6 +404,25 @@ def event(made: tuple[int, list], ts: int = 0) -> LeaseEvent:
     return lease_events.decode(lease_events.encode(LeaseEvent(made[0], 1, 1, ts, made[1])))
 
 
+def test_jobs_that_come_back_behind_others_were_not_delivered():
+    """A crash took them, and they are made again when one above them was claimed already."""
+    topic, leases = queue()
+    topic.next_seq = 6
+    produce(topic, 1)
+    assert claim(topic, leases, 0, 9) == [[6]]
+    leases.logged = True
+    topic.refill(render_blocks([RecordIn(msgspec.Raw(b"1"))] * 5, None, 1, 0), SeqRanges())
+    replayed = Replayed()
+    assert not leases.logged  # so all is written before the next event
+    replayed.apply(event(lease_events.kept(leases, clean=False, durable=True)))
+    assert counts(topic, leases, 0) == (5, 1)
+    for again in (leases, replayed.leases):
+        again.match_with(topic)
+        assert [again.deliveries(seq) for seq in range(1, 7)] == [0] * 5 + [1]
+        assert claim(topic, again, 0, 9, max_deliveries=1) == [[1, 2, 3, 4, 5]]
+        assert [again.deliveries(seq) for seq in range(1, 7)] == [1] * 6
+
+
 def test_what_a_clean_stop_keeps_does_not_stand_after_the_next_start():
     topic, leases = queue(3)
     claim(topic, leases, 0, 2)

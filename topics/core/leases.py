@@ -394,10 +394,13 @@ class Leases:
         return timed or seq <= self._cursor_of(priority)
 
     def come_back(self, first: int, last: int) -> None:
-        """Jobs that were not there for a while: none of them must be passed by."""
+        """Jobs that were not there while the cursor passed: none of them must be passed by, or count as delivered."""
         for seq in range(first, min(last, self.cursor) + 1):
-            if seq not in self._leases and seq not in self._delayed and seq not in self._leaving:
-                self._make_free(seq)
+            is_busy = seq in self._leases or seq in self._delayed or seq in self._leaving
+            if not is_busy and self._is_known(seq):
+                self._deliveries.setdefault(seq, 0)
+                self.logged = False  # the log does not say so
+                self._set_free(seq)
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
