@@ -21,6 +21,7 @@ _COLUMNS: dict[str, tuple[DataType, ...]] = {
     "tag": (_TEXT,),
     "node": (_TEXT,),
     "meta": (_META,),
+    "dedup_key": (_TEXT,),
 }
 _IGNORED = {"seq", "ts"}  # a frame that was read may be written: the server gives new ones
 
@@ -118,15 +119,10 @@ class Chunks:
 def record_texts(batch: pa.RecordBatch) -> list[bytes]:
     """Each row as the JSON of a record."""
     datas = data_texts(batch.column("data"))
-    parts = [_strings_of(batch, name) for name in ("tag", "node", "meta")]
-    if not any(parts):
+    parts = [part for name in ("tag", "node", "meta", "dedup_key") if (part := _strings_of(batch, name)) is not None]
+    if not parts:
         return [b'{"data":%b}' % data for data in datas]
-    none = [b""] * len(datas)
-    tags, nodes, metas = (part or none for part in parts)
-    return [
-        b'{"data":%b%b%b%b}' % (data, tag, node, meta)
-        for data, tag, node, meta in zip(datas, tags, nodes, metas, strict=True)
-    ]
+    return [b'{"data":%b%b}' % (data, b"".join(rest)) for data, *rest in zip(datas, *parts, strict=True)]
 
 
 def _strings_of(batch: pa.RecordBatch, name: str) -> list[bytes] | None:

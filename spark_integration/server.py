@@ -100,7 +100,7 @@ class Topics:
         try:
             answer = self._client.redrive(topic, to, match=match, limit=limit)
         except ApiError as error:
-            self._explain(error, topic)
+            self._explain(error, to if error.code in ("topic_not_found", "not_a_queue") else topic)
         return int(answer["moved"]) + int(answer["pending"])
 
     def _bytes(self, request: Request, topic: str) -> bytes:

@@ -3,7 +3,8 @@
 A chunk's idempotency key is made of the write it belongs to, its partition, its place and a hash of its content. So a
 task that is tried again, or a batch that a restarted query repeats, does not append the same chunk twice within the
 topic's idempotency window; and because the content counts, rows that arrive cut in another way are appended rather than
-taken for duplicates. The worst case is a record twice, never a record lost.
+taken for duplicates. The worst case is a record twice, never a record lost; and not even that for rows that have a
+`dedup_key`.
 """
 
 import uuid
@@ -23,7 +24,7 @@ from spark_integration.server import Topics
 
 @dataclass
 class Written(WriterCommitMessage):
-    """What one partition has appended; `repeated` are records that were there already."""
+    """What one partition has sent; `repeated` are records of chunks that were there already."""
 
     records: int = 0
     repeated: int = 0

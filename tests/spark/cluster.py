@@ -13,6 +13,7 @@ from spark_integration.java import prepare_java
 from topics.testing.server import wait_until
 
 START_S = 240.0
+QUICK_JAVA = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"  # it lives for seconds
 
 
 class Cluster:
@@ -52,7 +53,7 @@ class Cluster:
     def _run(self, name: str, main: str, *arguments: str) -> None:
         home = Path(pyspark.__file__).parent
         env = os.environ | prepare_java() | {"SPARK_HOME": str(home), "SPARK_DAEMON_MEMORY": "256m"}
-        env["PYSPARK_PYTHON"] = sys.executable
+        env |= {"PYSPARK_PYTHON": sys.executable, "SPARK_DAEMON_JAVA_OPTS": QUICK_JAVA}
         command = [
             str(home / "bin/spark-class"),
             main,

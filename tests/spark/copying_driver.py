@@ -4,7 +4,7 @@ import sys
 import time
 
 from spark_integration.session import spark_session
-from tests.spark.frames import CONF
+from tests.spark.frames import CONF, LONG_MEMORY
 
 if __name__ == "__main__":
     url, topic, target, checkpoint, pause_s = sys.argv[1:]
@@ -19,6 +19,6 @@ if __name__ == "__main__":
     options = {"url": url, "topic": topic, "startingOffsets": "earliest", "maxOffsetsPerTrigger": "2000"}
     frame = spark.readStream.format("topics").options(**options).load().select("data")
     frame = frame.mapInArrow(slowly, frame.schema)
-    sink = frame.writeStream.format("topics").options(url=url, topic=target, batchSize="100")
+    sink = frame.writeStream.format("topics").options(url=url, topic=target, batchSize="100", config=LONG_MEMORY)
     sink.option("checkpointLocation", checkpoint).trigger(availableNow=True).start().awaitTermination()
     spark.stop()

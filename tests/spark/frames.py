@@ -16,6 +16,9 @@ CONF = QUIET | {
 }
 
 
+LONG_MEMORY = '{"idempotency_window_ms": 3600000}'  # of a sink's topic: a restart may take minutes on a busy machine
+
+
 def fill(topics: Client, topic: str, numbers: Iterable[int], **fields: Any) -> None:
     """Appends {"n": …} with tags, nodes and metas on some."""
     records = []

@@ -7,7 +7,7 @@ import sys
 import pyarrow.parquet
 import pytest
 
-from tests.spark.cluster import Cluster
+from tests.spark.cluster import QUICK_JAVA, Cluster
 from tests.spark.frames import fill
 
 RECORDS = 4000
@@ -19,6 +19,7 @@ def test_the_archive_command_runs_on_two_executors(server, topics, name, tmp_pat
     with Cluster(tmp_path / "cluster", workers=2) as cluster:
         settings = ["spark.executor.memory=512m", "spark.driver.host=127.0.0.1", "spark.locality.wait=0"]
         settings.append("spark.scheduler.minRegisteredResourcesRatio=1.0")  # both executors before the first task
+        settings += [f"spark.{part}.extraJavaOptions={QUICK_JAVA}" for part in ("driver", "executor")]
         command = [sys.executable, "-m", "topics.cli", "pipeline", "archive", str(tmp_path / "archive"), name]
         command += ["--partitions", "8", "--master", cluster.url, "--url", server.url, "--json"]
         command += [word for setting in settings for word in ("--conf", setting)]

@@ -30,7 +30,7 @@ def run(spark, server, monkeypatch):
     def command(*words: str, status: int = 0):
         done = CliRunner().invoke(main, ["pipeline", *words, "--url", server.url, "--json"])
         assert done.exit_code == status, done.output
-        return json.loads(done.stdout or done.stderr), done.stderr
+        return json.loads(done.stdout or done.stderr.splitlines()[-1]), done.stderr
 
     return command
 
@@ -73,6 +73,9 @@ def test_a_day_of_the_pipeline(run, topics, name, tmp_path):
     assert "has not as many records as its manifest says" in said
     found, _ = run("dead-letters", str(tmp_path / "dead"), "--pattern", f"{name}\\.dead")
     assert (found["jobs"], found["reasons"]) == (0, {})
+    words = ["--redrive-to", f"{name}.queue", "--tag-prefix", "c", "--limit", "5"]
+    found, _ = run("dead-letters", str(tmp_path / "dead"), f"{name}.again", *words, status=1)
+    assert f"topic '{name}.queue' does not exist" in found["error"]["message"]
 
 
 def test_what_is_wrong_is_said_in_one_line(run, name, tmp_path):
@@ -80,3 +83,5 @@ def test_what_is_wrong_is_said_in_one_line(run, name, tmp_path):
     assert "does not exist at http" in found["error"]["message"]
     found, _ = run("archive", str(tmp_path), name, "--pattern", "x", status=2)
     assert "one of them" in found["error"]["message"]
+    found, _ = run("dead-letters", str(tmp_path), name, "--limit", "5", status=2)
+    assert "are for --redrive-to" in found["error"]["message"]

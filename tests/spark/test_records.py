@@ -21,6 +21,8 @@ def test_data_is_not_touched_and_the_rest_is_quoted():
     assert texts[0] == b'{"data":%b,"tag":"a\\"b","meta":{"k":"\xe2\x98\x83"}}' % odd.encode()
     assert texts[1] == b'{"data":null}'
     assert json.loads(texts[2]) == {"data": None, "tag": "", "meta": {}}
+    keyed = record_texts(rows(data=["1", "2"], dedup_key=["a", None], node=[None, "n"]))
+    assert keyed == [b'{"data":1,"dedup_key":"a"}', b'{"data":2,"node":"n"}']
 
 
 @pytest.mark.parametrize("text", ["", "hello", '{"a":1', '1},{"data":2', "1,2", '"a" "b"', "1]", "NaN", "{'a':1}"])
