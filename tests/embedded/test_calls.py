@@ -42,7 +42,8 @@ def test_bytes_are_json_already_and_come_back_as_they_were(db):
     assert (first["data"], first["$seq"], first["$tag"]) == (text, 1, "t")
     assert second["data"] == b"[1]"
     assert next(db.follow("raw", raw=True))["data"] == text
-    assert code_of(lambda: db.append("raw", [{"data": b"{no json"}])) == "invalid_request"
+    for text in (b"{no json", b"", b'1},{"data":2', b"1 2", b"[1"):
+        assert code_of(lambda text=text: db.append("raw", [{"data": text}])) == "invalid_request"
     assert db.state("raw")["head_seq"] == 2
 
 

@@ -22,6 +22,7 @@ from topics.errors import TopicsError
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder().decode
+_whole = msgspec.json.Decoder(msgspec.Raw).decode
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _split_records = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
 
@@ -124,8 +125,14 @@ def _keep_data(record: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
 
 
 def _as_json(record: Record) -> Record:
+    """Bytes must be one JSON value and no more, or they would end the record they are in."""
     data = record.get("data")
-    return {**record, "data": msgspec.Raw(data)} if isinstance(data, bytes) else record
+    if not isinstance(data, bytes):
+        return record
+    try:
+        return {**record, "data": _whole(data)}
+    except msgspec.DecodeError as error:
+        raise errors.invalid(f"data is not JSON: {error}", field="data") from None
 
 
 def _dump(body: Mapping[str, Any]) -> bytes:

@@ -82,7 +82,11 @@ def _take(place: Path) -> DataDir:
         if isinstance(error, DataDirError):
             raise _unusable(error) from None
         raise
-    data.publish("")
+    try:
+        data.publish("")
+    except BaseException:
+        _give_back(data)
+        raise
     if data.previous is not None and data.previous.run_dir:
         remove_run_dir(Path(data.previous.run_dir))
     return data
