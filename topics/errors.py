@@ -33,6 +33,7 @@ SHUTTING_DOWN = "shutting_down"
 STORAGE_FULL = "storage_full"
 
 CODES = frozenset(value for name, value in list(globals().items()) if name.isupper() and isinstance(value, str))
+COLD_UNAVAILABLE = "cold_unavailable"  # as the `reason` of a NOT_READY: somebody has to bring the cold directory back
 
 
 class TopicsError(Exception):

@@ -232,6 +232,7 @@ LAG_PRESSURE_MS = 100  # the loop is this late on the whole: coalesce, and hold 
 LAG_HIGH_MS = 2_000  # writes are refused
 THROTTLE_NOTICE_MS = 250  # readers whose topic waited this long for its turn are told
 THROTTLE_NOTICE_EVERY_MS = 5_000
+UNAVAILABLE_NOTICE_EVERY_MS = 15_000  # a stream is told that the records it is to send cannot be read
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,12 +10,19 @@ import trio.testing
 from tests.gateway.test_batches import block_of
 from topics.core.blockform import encode_body
 from topics.core.watching import Subscription
+from topics.errors import NOT_READY, TopicsError
 from topics.gateway import sse
 from topics.gateway.batches import Batch, View
-from topics.gateway.places import Phase
+from topics.gateway.places import Phase, Place
 from topics.gateway.sinks import QueueSink, TooSlow, drain
 from topics.gateway.watch_stream import SseWatcher
-from topics.limits import STREAM_SEND_BUFFER_BYTES, THROTTLE_NOTICE_EVERY_MS, THROTTLE_NOTICE_MS, Limits
+from topics.limits import (
+    STREAM_SEND_BUFFER_BYTES,
+    THROTTLE_NOTICE_EVERY_MS,
+    THROTTLE_NOTICE_MS,
+    UNAVAILABLE_NOTICE_EVERY_MS,
+    Limits,
+)
 from topics.rpc.open_calls import Reply
 
 VIEW = View(Subscription())
@@ -86,6 +93,38 @@ async def test_readers_of_a_topic_that_had_to_wait_are_told_now_and_then(live, a
     watcher.deliver(place, batch(3, 4, 700))
     assert [advice["retry_after_ms"] for advice in sink.advice()] == [1500, 700]
     assert place.seq == 4
+
+
+class Refusing:
+    """Feeds that cannot read what comes next, for a while."""
+
+    def __init__(self, error: TopicsError) -> None:
+        self.error: TopicsError | None = error
+
+    async def read(self, place: Place, view: View, strong: bool) -> Reply:
+        if self.error is not None:
+            raise self.error
+        found = {"from_seq": 0, "to_seq": 1, "head_seq": 2, "earliest_seq": 1, "epoch": 1, "tombstone": None}
+        place.watcher.remove(place)
+        return Reply(found, b"")
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"), [("cold_unavailable", [(503, "cold_unavailable", ["t"])]), ("replaying", [])]
+)
+async def test_who_comes_to_records_that_cannot_be_read_is_told_and_goes_on_later(live, autojump_clock, reason, told):
+    watcher, place, sink, ended = live
+    feeds = watcher._feeds = Refusing(TopicsError(NOT_READY, "not now", {"reason": reason, "retry_after_ms": 1000}))
+    watcher.fall_behind(place)
+    await trio.sleep(UNAVAILABLE_NOTICE_EVERY_MS / 1000 - 1)
+    assert [(each["code"], each["reason"], each["topics"]) for each in sink.advice()] == told
+    await trio.sleep(UNAVAILABLE_NOTICE_EVERY_MS / 1000)
+    assert len(sink.advice()) == 2 * len(told)
+    assert not ended
+    assert watcher.places
+    feeds.error = None
+    await trio.sleep(60)
+    assert not watcher.places  # it was read for again
 
 
 async def test_a_frame_that_is_not_taken_does_not_count_for_the_session(live, autojump_clock):

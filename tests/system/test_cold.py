@@ -9,6 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.api.events import watching
 from tests.cli.test_main import run
 from tests.system.client import Client
 from topics.errors import NOT_READY
@@ -87,6 +88,9 @@ def test_without_its_cold_directory_a_server_starts_writes_and_delivers(serve, c
         error = refused.json()["error"]
         assert (error["code"], error["detail"]["reason"]) == (NOT_READY, "cold_unavailable")
         assert client.once("GET", "/v0/ready").status_code == 200
+        with httpx.Client(base_url=server.url) as http, watching(http, {"t": {"from_seq": 0}}) as events:
+            told = events.next("error").data
+            assert (told["code"], told["reason"], told["topics"]) == (503, "cold_unavailable", ["t"])
         live: list[dict] = []
         reader = threading.Thread(target=lambda: live.append(client_of(server, "t", 500)))
         reader.start()

@@ -8,6 +8,7 @@ from topics.core.blockform import decode_block
 from topics.core.diff import Buffer, Slice, render
 from topics.core.requests import Diff, quoted
 from topics.core.watching import Subscription
+from topics.errors import TopicsError
 from topics.rpc.open_calls import Reply
 
 
@@ -49,6 +50,8 @@ class Renderer(Protocol):
     def caught_up(self, topic: str, head_seq: int) -> bytes: ...
 
     def throttled(self, topic: str, wait_ms: int) -> bytes: ...
+
+    def unavailable(self, topic: str, error: TopicsError) -> bytes: ...
 
     def topic_deleted(self, topic: str, head_seq: int) -> bytes: ...
 

@@ -26,6 +26,7 @@ class Place:
         "head_seq",
         "key",
         "late",
+        "next_notice",
         "not_before",
         "pause_ms",
         "phase",
@@ -47,6 +48,7 @@ class Place:
         self.late = True  # just connected, or stalled for long: a loss it finds now is `from_seq_too_old`
         self.not_before = 0.0  # the topic's shard is down: look again then
         self.pause_ms = 0
+        self.next_notice = 0.0  # the client was told why nothing comes: not again before
         self.credits: int | None = None  # records that the client will still take; none: any number
         self.woken = False  # with credits: it reads what the feed told it of
         self.doubt: int | None = None  # `seq` is what a client says; where to begin if that was never there

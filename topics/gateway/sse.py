@@ -10,7 +10,9 @@ import msgspec
 from topics.core.cursors import encode_map
 from topics.core.diff import Buffer
 from topics.core.requests import quoted
+from topics.errors import TopicsError
 from topics.gateway.batches import Gap
+from topics.gateway.statuses import STATUS
 
 MEDIA_TYPE = b"text/event-stream"
 CONTENT_TYPE = MEDIA_TYPE + b"; charset=utf-8"
@@ -75,6 +77,9 @@ class Sse:
 
     def throttled(self, topic: str, wait_ms: int) -> bytes:
         return self.error(429, "watch throttled under CPU pressure", retry_after_ms=wait_ms, topics=[topic])
+
+    def unavailable(self, topic: str, error: TopicsError) -> bytes:
+        return self.error(STATUS[error.code], error.message, **error.detail | {"topics": [topic]})
 
     def error(self, code: int, message: str, **more: object) -> bytes:
         return b"event: error\ndata: %b\n\n" % _encode({"code": code, "error": message, **more})

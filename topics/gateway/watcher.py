@@ -272,8 +272,17 @@ class Watcher:
         if error.code == errors.TOPIC_NOT_FOUND:
             self.topic_deleted(place)
             return
+        self._tell_unavailable(place, error)
         self._pause(place, place.pause_ms)
         self._behind.append(place)
+
+    def _tell_unavailable(self, place: Place, error: TopicsError) -> None:
+        """Records that are there but cannot be had until somebody does something; a shard that is down comes back by
+        itself, and nobody is told."""
+        now = trio.current_time()
+        if error.detail.get("reason") == errors.COLD_UNAVAILABLE and now >= place.next_notice:
+            place.next_notice = now + limits.UNAVAILABLE_NOTICE_EVERY_MS / 1000
+            self.push([self.renderer.unavailable(place.topic, error)])
 
     def _pause(self, place: Place, last_ms: int) -> None:
         place.pause_ms = next_pause_ms(last_ms)

@@ -181,6 +181,9 @@ class WsRenderer:
         detail = {"retry_after_ms": wait_ms, "topics": [topic]}
         return error(None, TopicsError(errors.THROTTLED, "watch throttled under CPU pressure", detail))
 
+    def unavailable(self, topic: str, refusal: TopicsError) -> bytes:
+        return error(None, TopicsError(refusal.code, refusal.message, refusal.detail | {"topics": [topic]}))
+
     def topic_deleted(self, topic: str, head_seq: int) -> bytes:
         return b'{"op":"topic_deleted","topic":%b,"head_seq":%d,"reason":"deleted"}' % (quoted(topic), head_seq)
 

@@ -63,7 +63,7 @@ def refusal(reason: str) -> TopicsError:
         errors.NOT_READY,
         f"these records are in the cold directory, which cannot be read now ({reason}); they are not lost. Bring the "
         "directory back that TOPICS_COLD_DIR names, then read again; newer records can be read meanwhile",
-        {"reason": "cold_unavailable", "retry_after_ms": limits.COLD_RETRY_MIN_MS},
+        {"reason": errors.COLD_UNAVAILABLE, "retry_after_ms": limits.COLD_RETRY_MIN_MS},
     )
 
 
