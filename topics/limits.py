@@ -200,7 +200,8 @@ FORWARD_SKIPPED_MAX = 1000  # records that were not forwarded before the destina
 FORWARD_POSITIONS = 1024  # places that a source remembers, to put copies back where they were
 ATTACH_WAIT_MS = 1_000  # a new router is answered for at the latest after this; its place is pinned before
 MARK_MS = 100  # how far copies have come is logged this often
-SETTLE_MS = 250  # a read waits this long at most for copies of what was there when it came
+SETTLE_MS = 50  # a read waits this long at most for copies of what was there when it came
+RETIRE_WAIT_MS = 250  # and the removal of a router, for copies of what was committed before it
 REFILL_WAIT_MS = 2_000  # and this long for copies that are made again after a crash
 DERIVED_HOPS_MAX = 16  # topics along a chain that a read waits for
 

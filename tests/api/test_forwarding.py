@@ -1,5 +1,7 @@
 """What routers forward, over HTTP (API §6, semantics §8)."""
 
+import time
+
 import httpx
 import pytest
 
@@ -295,6 +297,31 @@ def test_a_full_destination_stops_only_its_router(http, name):
     assert get(http, f"{name}1").json()["forwarded_total"] == 5
     write(http, f"{name}.s", 10)
     wait_data(http, f"{name}.free", list(range(11)))
+
+
+def test_a_router_says_what_holds_it(http, name):
+    http.put(f"/v0/topics/{name}.small", json={"cap_bytes": 500, "discard": "reject"})
+    put(http, name, f"{name}.s", f"{name}.small")
+    assert "blocked" not in get(http, name).json()
+    write(http, f"{name}.s", 1, "x" * 1000, 2)
+    blocked = wait_until(lambda: get(http, name).json().get("blocked"), "the router to be held")
+    assert (blocked["code"], blocked["after_seq"]) == ("record_too_large", 1)
+    assert "cap_bytes" in blocked["message"]
+    assert 0 < blocked["since_ms"] <= time.time() * 1000
+    assert data(http, f"{name}.small") == [1]
+    assert http.post(f"/v0/topics/{name}.s/delete", json={"before_seq": 3}).status_code == 200
+    wait_data(http, f"{name}.small", [1, 2])
+    wait_until(lambda: "blocked" not in get(http, name).json(), "the router to get on")
+
+
+def test_copies_of_one_record_that_do_not_fit_together_hold_their_routers(http, name):
+    http.put(f"/v0/topics/{name}.d", json={"cap_records": 3, "discard": "reject"})
+    for n in (1, 2):
+        put(http, f"{name}{n}", f"{name}.s", f"{name}.d")
+    write(http, f"{name}.s", 1, 2)
+    blocked = wait_until(lambda: get(http, f"{name}1").json().get("blocked"), "the routers to be held")
+    assert (blocked["code"], blocked["after_seq"]) == ("topic_full", 1)
+    assert data(http, f"{name}.d") == [1, 1]
 
 
 def test_an_evicting_destination(http, name):

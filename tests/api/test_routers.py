@@ -349,5 +349,9 @@ def test_keys(tmp_path):
         error_of(client.get("/v0/routers/t1:far", headers=as_key("see")), 403, "forbidden")
         error_of(client.delete("/v0/routers/t1:r", headers=as_key("see")), 403, "forbidden")
         error_of(client.delete("/v0/routers/t2:r", headers=as_key("cut")), 403, "forbidden")
+        error_of(client.delete("/v0/routers/t1:far", headers=as_key("cut")), 403, "forbidden")
+        error_of(put_as("make", "t1:far", "t1:a", "t1:c"), 403, "forbidden")
+        assert client.get("/v0/routers/t1:far", headers=as_key("full")).json()["dest"] == "t2:b"
+        assert client.delete("/v0/routers/t1:none", headers=as_key("cut")).json()["deleted"] is False
         assert client.delete("/v0/routers/t1:r", headers=as_key("cut")).json()["deleted"] is True
         error_of(client.get("/v0/routers"), 401, "unauthorized")

@@ -39,6 +39,8 @@ async def put(gateway: Gateway, request: Request) -> Response:
     async with gateway.control.held():
         known = await _collect(gateway)
         current = known[name][1] if name in known else None
+        if current is not None:
+            authorise(request.principal, 0, *current.edge)
         if current != wanted:
             _check(gateway, name, wanted, known)
             await _establish(gateway, name, wanted, known, create_dest=create_dest)
@@ -107,6 +109,8 @@ async def state(gateway: Gateway, request: Request) -> Response:
     definition = _definition.decode(reply.body)
     authorise(request.principal, 0, *definition.edge)
     fields = shown(name, definition) | {"forwarded_total": reply.head["forwarded_total"]}
+    if reply.head["blocked"] is not None:
+        fields["blocked"] = reply.head["blocked"]
     return Response(_encode(fields)[:-1], 200, {})
 
 
@@ -139,6 +143,8 @@ async def remove(gateway: Gateway, request: Request) -> Response:
     name = check_router_name(request.name)
     assert gateway.control is not None
     async with gateway.control.held():
+        if request.principal.prefixes and name in (known := await _collect(gateway)):
+            authorise(request.principal, 0, *known[name][1].edge)
         answers = (await gateway.shards.call_all("router.drop", {"name": name})).values()
     replies = [answer for answer in answers if isinstance(answer, Reply)]
     deleted = any(reply.head["dropped"] for reply in replies)

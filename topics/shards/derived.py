@@ -177,15 +177,19 @@ class Derivation:
             count = min(count, config.cap_records - topic.count - topic.pending_records)
         if config.cap_bytes:
             room = config.cap_bytes - topic.bytes - topic.pending_bytes
-            blocks = render(copies, topic.next_seq, max(self._engine.now(), topic.last_ts), ids_of(topic, 0))
-            sizes = accumulate(size for block in blocks for size in block.sizes())
+            sizes = accumulate(self._sizes(topic, copies))
             count = min(count, sum(size <= room for size in sizes))
         while 0 < count < len(copies) and copies.seqs[count] == copies.seqs[count - 1]:
             count -= 1
         if count <= 0:
-            first = render(copies.part(0, 1), topic.next_seq, max(self._engine.now(), topic.last_ts), ids_of(topic, 0))
-            core.check_room(topic, 1, first[0].size)
+            together = copies.seqs.count(copies.seqs[0])
+            core.check_room(topic, together, sum(self._sizes(topic, copies.part(0, together))))
         return count
+
+    def _sizes(self, topic: Topic, copies: Copies) -> list[int]:
+        """What each copy would count for in the topic."""
+        blocks = render(copies, topic.next_seq, max(self._engine.now(), topic.last_ts), ids_of(topic, 0))
+        return [size for block in blocks for size in block.sizes()]
 
     def _append(self, topic: Topic, copies: Copies, taken: Callable[[], None], done: Done, fail: Fail) -> None:
         """As any append, but that the log is not told."""

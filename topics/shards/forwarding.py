@@ -66,6 +66,7 @@ class Route:
         self._wake = trio.Event()  # for the worker
         self._waited = False  # for what is missing in the source itself
         self._pause_ms = 0
+        self.blocked: Answer | None = None  # why it does not get on, while it does not
 
     def define(self, routers: Mapping[str, "Router"]) -> None:
         """These are the routers of the pair from now on; the oldest first."""
@@ -120,9 +121,11 @@ class Route:
         except Exception:
             log.exception("forwarding from %s to %s failed", self._source.name, self._dest)
             self._detach()
+            self._block(errors.INTERNAL, "internal error; the log of the source's shard has it")
             self._pause()
             return False
         self._pause_ms = 0
+        self.blocked = None
         return progress
 
     def _failed(self, error: TopicsError) -> None:
@@ -133,7 +136,12 @@ class Route:
             self._detach()
         if not self._pause_ms:
             log.info("forwarding from %s to %s waits: %s", self._source.name, self._dest, error)
+        self._block(error.code, error.message)
         self._pause()
+
+    def _block(self, code: str, message: str) -> None:
+        since_ms = self.blocked["since_ms"] if self.blocked is not None else self._engine.now()
+        self.blocked = {"code": code, "message": message, "after_seq": self.cursor, "since_ms": since_ms}
 
     def _detach(self) -> None:
         self._attached = False

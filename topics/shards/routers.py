@@ -4,7 +4,7 @@
     routers                                                                  (by name: generation, definition)
     router.put    name, generation                               definition
     router.drop   name, dest_gone (nothing to tell it)                       dropped
-    router.state  name                                                       found, forwarded_total (definition)
+    router.state  name                                                       found, forwarded_total, blocked (def.)
     router.page   after, prefix, limit, prefixes, source, dest               names, sizes, more (entries, joined)
     router.settle see settling.py
 
@@ -222,7 +222,10 @@ class Routers:
         if router is None:
             call.reply({"found": False})
         else:
-            call.reply({"found": True, "forwarded_total": self._forwarded(name)}, _encode(router.definition))
+            route = self._routes.get(router.definition.edge)
+            blocked = route.blocked if route is not None else None
+            head = {"found": True, "forwarded_total": self._forwarded(name), "blocked": blocked}
+            call.reply(head, _encode(router.definition))
 
     def page(self, call: Call) -> None:
         """One page of this shard's routers in name order; the gateway merges the pages of all shards."""
@@ -310,7 +313,7 @@ class Routers:
         edge = router.definition.edge
         route = self._routes.get(edge)
         if route is not None:
-            with trio.move_on_after(limits.SETTLE_MS / 1000):
+            with trio.move_on_after(limits.RETIRE_WAIT_MS / 1000):
                 await route.settled()
         async with self._paused(edge):
             await self._unlink([name], router)

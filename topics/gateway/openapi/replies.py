@@ -314,6 +314,13 @@ class RouterPut(Answer, kw_only=True):
     guarantee: Guarantee
 
 
+class Blocked(msgspec.Struct):
+    code: str
+    message: str
+    after_seq: int
+    since_ms: int
+
+
 class RouterState(Answer, kw_only=True):
     router: str
     source: str
@@ -324,6 +331,7 @@ class RouterState(Answer, kw_only=True):
     allow_cycle: bool
     guarantee: Guarantee
     forwarded_total: int
+    blocked: Blocked | UnsetType = UNSET
 
 
 class RouterSummary(msgspec.Struct):
