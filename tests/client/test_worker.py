@@ -171,6 +171,22 @@ async def test_every_job_is_done_and_several_at_a_time(server, topics, queue):
     assert (worker.done, counts(topics, queue)) == (50, (0, 0))
 
 
+async def test_a_plain_function_may_give_back_a_coroutine(server, topics, queue):
+    topics.append(queue, [{"data": 1}])
+    done = []
+
+    async def work(job: Job, where: str) -> None:
+        await trio.lowlevel.checkpoint()
+        done.append((job.data, where))
+
+    worker = Worker(server.url, queue, lambda job: work(job, "here"))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker.run)
+        await until(lambda: worker.done or worker.failed)
+        worker.stop()
+    assert (done, worker.failed) == ([(1, "here")], 0)
+
+
 @pytest.mark.parametrize("style", ["thread", "blocked"])
 async def test_a_lease_is_kept_for_as_long_as_the_job_runs(server, topics, queue, style):
     """Also by a job that does not let the event loop go on."""

@@ -379,6 +379,39 @@ def test_after_a_crash_a_job_on_its_way_is_not_claimed_although_the_cursor_is_be
     assert claim(topic, leases, 0, 5, max_deliveries=3) == [[]]
 
 
+def due_of(topic: Topic, leases: Leases, now: int, max_deliveries: int) -> tuple[list[int], list[int]]:
+    """What a claim of one gets, and what leaves; two at a time may."""
+    leases.settle(topic.earliest_seq, now)
+    want = Want(1, PLENTY, [])
+    due = [seq for seq, _ in deal(topic, leases, [want], max_deliveries, 2, now)]
+    leases.move(due, Move("dead", max_deliveries, now))
+    seqs = [seq for seq, _ in want.picks]
+    leases.claim([Grant("a", 1, now + 100, seqs, 0, leases.codes_of(seqs))])
+    return seqs, due
+
+
+@pytest.mark.parametrize("terms", [{}, {"priority": 3}])
+def test_jobs_behind_many_dead_letters_are_found(terms):
+    topic, leases = queue()
+    produce(topic, 7, **terms)
+    claim(topic, leases, 0, 7)
+    produce(topic, 2, **terms)
+    assert due_of(topic, leases, 101, 1) == ([8], [1, 2])
+    leases.extend([3], 150)  # its holder is still there
+    assert due_of(topic, leases, 102, 1) == ([9], [4])
+    assert due_of(topic, leases, 103, 1) == ([], [5, 6])
+    assert due_of(topic, leases, 151, 1) == ([], [7, 3])
+    assert counts(topic, leases, 151) == (0, 2)
+
+
+def test_dead_letters_that_wait_are_jobs_again_when_the_limit_rises():
+    topic, leases = queue(5)
+    claim(topic, leases, 0, 5)
+    assert due_of(topic, leases, 101, 1) == ([], [1, 2])
+    assert due_of(topic, leases, 101, 2) == ([3], [])
+    assert due_of(topic, leases, 101, 1) == ([], [4, 5])
+
+
 # --- streams ------------------------------------------------------------------------------------------------------
 
 

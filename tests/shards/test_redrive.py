@@ -47,6 +47,16 @@ async def test_a_dead_letter_is_the_job_it_was_with_no_delivery_counted():
         assert b'"data":{"a":  [1]},"meta":{"trace":"z9"}}' in bytes(raw.body)
 
 
+async def test_no_key_of_a_client_stands_for_a_dead_letter_that_goes_back():
+    async with serving() as shard:
+        await make_letters(shard, "x")
+        epoch = shard.shard.store.engine.state.topics["dead"].epoch  # type: ignore[union-attr]
+        body = {"records": [{"data": "other"}], "idempotency_key": f"redrive dead {epoch} 1"}
+        await shard.call("append", "q", body)
+        assert await redrive(shard) == (1, 0, 0)
+        assert [job["data"] for job in await shard.claim(5)] == ["other", "x"]
+
+
 async def test_a_job_without_meta_has_none_again():
     async with serving() as shard:
         await make_letters(shard, "x")

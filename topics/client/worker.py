@@ -165,8 +165,11 @@ class Worker:
     async def _call(self, job: Job) -> None:
         if self._is_async:
             await self._handler(job)  # type: ignore[misc]
-        else:
-            await trio.to_thread.run_sync(self._handler, job, limiter=trio.CapacityLimiter(1))
+            return
+        # In a list, as the thread may not give back a coroutine: it takes the function for a mistake.
+        outcome = await trio.to_thread.run_sync(lambda: [self._handler(job)], limiter=trio.CapacityLimiter(1))
+        if inspect.isawaitable(outcome[0]):  # of a lambda around an async function, say
+            await outcome[0]
 
     async def _settle(self, job: Job, *, finished: bool, error: Exception | None) -> None:
         """Say what became of the job. If that cannot be said, its lease ends by itself."""

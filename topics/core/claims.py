@@ -28,7 +28,7 @@ class Want(msgspec.Struct, gc=False, eq=False):
 def deal(
     topic: Topic, leases: Leases, wants: Sequence[Want], max_deliveries: int, due_max: int, now: int = 0
 ) -> list[Pick]:
-    """Fill `wants`. The jobs that are due for the dead-letter topic, at most `due_max`: then the pass ends early.
+    """Fill `wants`. The jobs that are due for the dead-letter topic, at most `due_max`: others wait for a later pass.
 
     Nothing is leased yet, but free jobs that were picked are not picked again: the caller leases or moves them.
     `max_deliveries` 0: any number. What each gets is in the order of the seqs, or by levels, if there are some.
@@ -74,14 +74,34 @@ def _seq_of(pick: Pick) -> int:
 def _undue(
     topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int, now: int
 ) -> Iterator[Pick]:
+    _take_overdue(topic, leases, max_deliveries, due, due_max)
+    taken = {seq for seq, _ in due}
     available = _available(topic, leases) if leases.line is None else _by_level(leases, leases.line, now)
     for pick in available:
         if not max_deliveries or leases.deliveries(pick[0]) < max_deliveries:
             yield pick
-        else:
+        elif len(due) == due_max:
+            leases.overdue.append(pick[0])
+        elif pick[0] not in taken:
             due.append(pick)
-            if len(due) == due_max:
-                return
+
+
+def _take_overdue(topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int) -> None:
+    """Those that passes before had to leave. They are out of the order, so that each is passed by only once; when the
+    limit has changed they get back into it."""
+    overdue = leases.overdue
+    if leases.overdue_at != max_deliveries:
+        for seq in overdue:
+            leases.put_back(seq)
+        overdue.clear()
+        leases.overdue_at = max_deliveries
+    taken: set[int] = set()
+    for seq in overdue[:due_max]:
+        chunk = chunk_of(topic, seq)  # it may have left meanwhile, or be somebody's again
+        if seq not in taken and chunk is not None and leases.is_idle(seq) and leases.deliveries(seq) >= max_deliveries:
+            taken.add(seq)
+            due.append((seq, chunk))
+    del overdue[:due_max]
 
 
 def _available(topic: Topic, leases: Leases) -> Iterator[Pick]:

@@ -24,10 +24,8 @@ def dead_letter(block: Block, seq: int, queue: str, move: Move, meta_max: int) -
 def revived(block: Block, seq: int) -> RecordIn:
     """A dead letter as it was before."""
     record, meta = _record_of(block, seq)
-    if _STAMP not in meta:
-        return record
-    members = {name: value for name, value in _strings.decode(meta).items() if not name.startswith(STAMP)}
-    return msgspec.structs.replace(record, meta=msgspec.Raw(msgspec.json.encode(members) if members else b""))
+    bare = _unstamped(meta)
+    return record if bare is meta else msgspec.structs.replace(record, meta=msgspec.Raw(b"" if bare == b"{}" else bare))
 
 
 def _record_of(block: Block, seq: int) -> tuple[RecordIn, bytes]:
@@ -49,9 +47,7 @@ def _record_of(block: Block, seq: int) -> tuple[RecordIn, bytes]:
 
 def _stamped(meta: bytes, queue: str, move: Move, seq: int, meta_max: int) -> bytes:
     """Meta stays as it is, with some members more; only one that has such members already is written anew."""
-    if _STAMP in meta:
-        members = {name: value for name, value in _strings.decode(meta).items() if not name.startswith(STAMP)}
-        meta = msgspec.json.encode(members)
+    meta = _unstamped(meta)
     inside = meta.strip()[1:-1].strip() if meta else b""
     mark = dead_letter_mark(queue, move.deliveries, seq)
     parts = [inside] if inside else []
@@ -60,6 +56,16 @@ def _stamped(meta: bytes, queue: str, move: Move, seq: int, meta_max: int) -> by
         room = meta_max - sum(len(part) + 1 for part in parts) - len(mark) - len(b'{"$dead_letter_reason":,')
         parts.append(b'"$dead_letter_reason":' + _within(move.reason, room))
     return b"{%b" % b",".join([*parts, mark])
+
+
+def _unstamped(meta: bytes) -> bytes:
+    """Without such members; as it stands, if it has none. A name may be written with escapes."""
+    if _STAMP in meta or b"\\" in meta:
+        members = _strings.decode(meta)
+        kept = {name: value for name, value in members.items() if not name.startswith(STAMP)}
+        if len(kept) < len(members):
+            return msgspec.json.encode(kept)
+    return meta
 
 
 def _within(reason: str, room: int) -> bytes:

@@ -59,6 +59,8 @@ class Leases:
         "line",
         "logged",
         "moving",
+        "overdue",
+        "overdue_at",
         "streams",
     )
 
@@ -78,6 +80,8 @@ class Leases:
         self.streams = Holders()
         self._floor = 0
         self.moving: dict[int, Move] = {}  # of those that are leaving
+        self.overdue: list[int] = []  # free jobs that a pass found due for the dead-letter topic, and left
+        self.overdue_at = 0  # deliveries by which they are
         self._failures: dict[int, Failure] = {}
         self.line: Line | None = None  # once some job has a priority or a time
         self._cursors: dict[int, int] = {}  # by priority, of those that are not 0

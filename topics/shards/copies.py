@@ -7,8 +7,9 @@
 
 The limits of requests do not apply: what was once let in can be moved. Caps and quotas of the destination do. It is
 answered when the records are as safe as the topic's class can make them, so that the original may be deleted. The key
-makes a repeated copy harmless for as long as the topic remembers keys. That may be short, so a copy that was tried
-before is looked for among the records that have come since.
+makes a repeated copy harmless for as long as the topic remembers keys; it is made longer than any that a client may
+send. A topic may remember for a short time, so a copy that was tried before is looked for among the records that have
+come since.
 """
 
 from collections.abc import Sequence
@@ -132,7 +133,7 @@ class Copies:
         request = Append(
             records,
             None,
-            head.key,
+            head.key.ljust(limits.IDEMPOTENCY_KEY_MAX + 1),
             None if head.create else False,
             None,
             False,
