@@ -384,6 +384,29 @@ async def test_leases_over_a_restart(crash, durable):
         assert await shard.counts() == expected
 
 
+@pytest.mark.parametrize("restarts", [False, True])
+async def test_a_lease_that_ended_while_leases_were_not_durable_stays_ended(restarts):
+    files = FaultyFiles()
+    async with serving(files, crash=True) as shard:
+        clock = shard.clock
+        await shard.make(leases_durable=True, durable=True)
+        await shard.produce("x")
+        await shard.claim(lease_ms=3_600_000)
+        await shard.call("put", "q", {"leases_durable": False})
+        if not restarts:
+            await shard.settle("nack", 1)
+            await shard.call("put", "q", {"leases_durable": True})
+        await shard.shard.committer.flushed()  # type: ignore[union-attr]
+    if restarts:  # which ends it as well
+        async with serving(files, clock, crash=True) as shard:
+            assert seqs_of(await shard.claim(lease_ms=1000)) == [1]
+            await shard.call("put", "q", {"leases_durable": True})
+            await shard.shard.committer.flushed()  # type: ignore[union-attr]
+    async with serving(files, clock) as shard:
+        assert await shard.counts() == (1, 0, 0)
+        assert seqs_of(await shard.claim()) == [1]
+
+
 async def test_the_leases_log_stays_small(monkeypatch):
     monkeypatch.setattr(limits, "LEASE_EVENTS_MIN", 20)
     files = FaultyFiles()

@@ -14,6 +14,7 @@ from topics import errors
 from topics.clock import SystemClock
 from topics.errors import TopicsError
 from topics.rpc.open_calls import Stream
+from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
 
 
@@ -177,6 +178,29 @@ async def test_durable_leases_of_a_stream_are_given_back_in_the_log_too():
             assert await pushed(worker, 2) == [1, 2]
         await until(lambda: shard.queues.find("q").leases.in_flight == 0)
         assert await shard.counts() == (3, 0, 0)
+
+
+@pytest.mark.parametrize("anew", [False, True])
+async def test_durable_leases_of_a_stream_end_with_its_shard(anew):
+    """Those of claims stay. Also when the log was written anew in between."""
+    files = FaultyFiles()
+    async with serving(files) as shard:
+        await shard.make(leases_durable=True, dead_letter="dead", max_deliveries=9)
+        await shard.produce(*range(6))
+        await shard.claim(1, node="c")
+        async with working(shard) as worker:
+            assert await pushed(worker, 2) == [2, 3]
+            if anew:
+                shard.queues.log.write_anew(clean=False)
+                await shard.shard.committer.flushed()  # type: ignore[union-attr]
+            files = files.clone()  # the disk as a kill leaves it
+    for deliveries in (2, 3):
+        async with serving(files) as shard:
+            assert await shard.counts() == (5, 1, 0)
+            async with working(shard) as worker:
+                assert await pushed(worker, 2) == [2, 3]
+                assert [job["deliveries"] for job in worker.jobs] == [deliveries, deliveries]
+                files = files.clone()
 
 
 async def test_a_worker_that_does_not_read_is_given_no_more_than_it_may_hold():

@@ -28,10 +28,14 @@ class LeaseEvent(msgspec.Struct, frozen=True):
 
 
 def claimed(grants: list[Grant]) -> tuple[int, list[Any]]:
-    return CLAIMED, [
-        [grant.node, grant.number, grant.deadline, grant.seqs, *([grant.codes] if grant.codes else ())]
-        for grant in grants
-    ]
+    return CLAIMED, [_fields_of(grant) for grant in grants]
+
+
+def _fields_of(grant: Grant) -> list[Any]:
+    fields = [grant.node, grant.number, grant.deadline, grant.seqs]
+    if grant.owner:
+        return [*fields, grant.codes, grant.owner]
+    return [*fields, grant.codes] if grant.codes else fields
 
 
 def extended(seqs: list[int], deadline: int) -> tuple[int, list[Any]]:
@@ -125,5 +129,5 @@ class Replayed:
                 leases.moving.pop(seq, None)
 
 
-def _grant(node: str, number: int, deadline: int, seqs: list[int], codes: bytes = b"") -> Grant:
-    return Grant(node, number, deadline, seqs, codes=codes)
+def _grant(node: str, number: int, deadline: int, seqs: list[int], codes: bytes = b"", owner: int = 0) -> Grant:
+    return Grant(node, number, deadline, seqs, owner, codes)

@@ -61,13 +61,15 @@ class Leases:
         "moving",
         "overdue",
         "overdue_at",
+        "stale",
         "streams",
     )
 
     def __init__(self) -> None:
         self.cursor = 0  # every live job up to here is known below
         self.dead_lettered = 0
-        self.logged = False  # whether the leases log has everything of this
+        self.logged = False  # whether the leases log tells who holds what
+        self.stale = False  # it does, but not all of it
         self._leases: dict[int, Lease] = {}
         self._expired = 0  # of these, are free as well
         self._deadlines = Calendar()
@@ -403,7 +405,7 @@ class Leases:
             is_busy = seq in self._leases or seq in self._delayed or seq in self._leaving
             if not is_busy and self._is_known(seq):
                 self._deliveries.setdefault(seq, 0)
-                self.logged = False  # the log does not say so
+                self.stale = True
                 self._set_free(seq)
 
     # --- keeping --------------------------------------------------------------------------------------------------
@@ -412,7 +414,10 @@ class Leases:
         """Everything that has to survive. What is free, or was leaving, is found again among the live jobs."""
         nodes: dict[str, int] = {}
         held = [
-            [seq, lease.number, lease.deadline, nodes.setdefault(lease.node, len(nodes))]
+            [
+                *(seq, lease.number, lease.deadline, nodes.setdefault(lease.node, len(nodes))),
+                *([lease.owner] if lease.owner else ()),
+            ]
             for seq, lease in self._leases.items()
         ]
         delayed, deliveries = list(self._delayed.items()), list(self._deliveries.items())
@@ -433,8 +438,8 @@ class Leases:
         leases = cls()
         leases.cursor, leases.dead_lettered, nodes, held, delayed, deliveries, moving = fields[:7]
         names = [intern(node) for node in nodes]
-        for seq, number, deadline, node in held:
-            leases._leases[seq] = Lease(number, names[node], deadline)
+        for seq, number, deadline, node, *owner in held:
+            leases._leases[seq] = Lease(number, names[node], deadline, *owner)
             leases._deadlines.add(deadline, seq)
         for seq, due in delayed:
             leases._delayed[seq] = due
@@ -463,6 +468,13 @@ class Leases:
         self._heap = []
         for seq in self._free:
             self._queue_up(seq)
+
+    def end_streams(self, failure: Failure | None) -> None:
+        """After a replay: what was pushed on a stream is given back, as no stream outlives its shard."""
+        pushed = [seq for seq, lease in self._leases.items() if lease.owner]
+        if pushed:
+            self.release(pushed, 0, 0, failure)
+            self.stale = True
 
     def enlist(self, topic: "Topic", block: Block) -> None:
         """Jobs are about to come in, perhaps with priorities or times."""

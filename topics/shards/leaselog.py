@@ -1,6 +1,7 @@
 """The leases log: the lease events of all queues of a shard, in one hidden topic.
 
 Only queues with `leases_durable` write what happens to their leases; a claim is answered when its event is durable.
+When that setting has changed, what was written before is replaced before anything else happens to a lease.
 Of every topic are written: jobs that are about to become dead letters, or dead letters to go back, and those that have,
 and, at a clean stop, who holds what. That last is void as soon as the shard has started again: by then it is in memory
 and changes unseen.
@@ -20,6 +21,7 @@ from topics import limits
 from topics.core import lease_events
 from topics.core.block import BadBlock
 from topics.core.lease_events import KEPT, VOIDED, LeaseEvent, Replayed
+from topics.core.lease_parts import DISCONNECTED, Failure
 from topics.core.leases import leases_of
 from topics.core.line import is_uneven
 from topics.core.requests import Append, RecordIn
@@ -46,9 +48,11 @@ class LeaseLog:
             self.write_anew(clean=False)
         leases = topic.leases
         assert leases is not None
-        if topic.config.leases_durable and not leases.logged:
-            self.note(topic, lease_events.kept(leases, clean=False, durable=True))
-        leases.logged = topic.config.leases_durable
+        durable = topic.config.leases_durable
+        if durable != leases.logged or (durable and leases.stale):
+            kept = leases if durable else leases.without_leases()
+            self.note(topic, lease_events.kept(kept, clean=False, durable=durable))
+        leases.logged, leases.stale = durable, False
 
     def note(
         self,
@@ -121,7 +125,7 @@ def load(store: Store) -> dict[Topic, set[int]]:
     for (topic_id, epoch), replayed in queues.items():
         topic = engine.state.by_id.get(topic_id)
         if topic is not None and topic.epoch == epoch:  # of a log: dead letters that are moved back
-            _attach(topic, replayed)
+            _attach(topic, replayed, engine.now())
             moved[topic] = replayed.moved
     for topic in engine.state.by_id.values():
         if topic.leases is None and topic.config.type == "queue" and is_uneven(topic):
@@ -131,11 +135,12 @@ def load(store: Store) -> dict[Topic, set[int]]:
     return moved
 
 
-def _attach(topic: Topic, replayed: Replayed) -> None:
+def _attach(topic: Topic, replayed: Replayed, now: int) -> None:
     durable = topic.config.leases_durable and replayed.durable
     leases = replayed.leases if durable or replayed.clean else replayed.leases.without_leases()
-    leases.logged = durable
+    leases.logged = replayed.durable
     leases.match_with(topic)
+    leases.end_streams(Failure(DISCONNECTED, now) if topic.config.dead_letter is not None else None)
     topic.leases = leases
 
 
