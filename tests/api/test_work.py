@@ -79,10 +79,21 @@ def test_payloads_with_line_ends_arrive_whole(queue):
         assert jobs(stream, 1)[0]["data"] == {"a": [1, 2]}
 
 
-@pytest.mark.parametrize("query", ["", "node=", "node=w&max=0", "node=w&max=-1", "node=w&max=x", "node=w&lease_ms=1.5"])
+@pytest.mark.parametrize(
+    "query",
+    ["", "node=", "node=w&max=0", "node=w&max=-1", "node=w&max=x", "node=w&lease_ms=1.5", f"node=w&lease_ms={2**64}"],
+)
 def test_bad_queries(queue, query):
     queue.make()
     envelope(queue.http.get(f"{queue.path}/work?{query}"), 400, "invalid_request")
+
+
+def test_a_max_of_any_size_is_clamped_as_in_a_claim(queue):
+    queue.make()
+    queue.produce(1)
+    with working(queue, f"node=w&max={2**70}") as stream:
+        assert jobs(stream, 1)[0]["data"] == 1
+    assert queue.post("claim", max=2**70)["count"] <= 1
 
 
 def test_refusals(queue):
@@ -99,6 +110,13 @@ def test_a_head_request_leases_nothing(queue):
     answer = queue.http.head(f"{queue.path}/work?node=w")
     assert (answer.status_code, answer.headers["content-type"][:17]) == (200, "text/event-stream")
     assert queue.counts()["ready"] == 1
+
+
+def test_a_head_request_is_refused_like_a_get_request(queue):
+    assert queue.http.head(f"{queue.path}/work?node=w").status_code == 404
+    queue.http.put(queue.path, json={})
+    assert queue.http.head(f"{queue.path}/work?node=w").status_code == 409
+    assert queue.http.head(f"{queue.path}/work?node=").status_code == 400
 
 
 @pytest.mark.parametrize(("successor", "code"), [(None, 404), ("log", 409)])

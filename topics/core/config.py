@@ -8,7 +8,8 @@ Rules that the field table alone does not say:
 
 - A patch changes the fields it names and no others. `null` takes `priority` and `dead_letter` back to unset.
 - `durability` is the truth, `durable` a shorthand that is read only when `durability` is not named.
-- Values with a stated range (`priority`, `lease_ms`, `claim_jitter_ms`) are clamped; any other bad value is refused.
+- Values with a stated range (`priority`, `lease_ms`, `claim_jitter_ms`) are clamped; any other bad value is refused,
+  and so is a time below 0, as in a claim.
 - The type of a topic never changes; a patch that does not name it never conflicts.
 """
 
@@ -117,8 +118,8 @@ def _topic_name(field: str, value: Any) -> str:
     return value
 
 
-def _clamped(low: int, high: int) -> _Check:
-    return lambda field, value: min(max(_integer(field, value), low), high)
+def _clamped(low: int, high: int, check: Callable[[str, Any], int]) -> _Check:
+    return lambda field, value: min(max(check(field, value), low), high)
 
 
 def _one_of(*choices: str) -> _Check:
@@ -143,13 +144,13 @@ _CHECKS: dict[str, _Check] = {
     "discard": _one_of("old", "reject"),
     "durable": _boolean,
     "durability": _one_of("ephemeral", "memory", "disk", "fsync"),
-    "priority": _or_null(_clamped(-PRIORITY_MAX, PRIORITY_MAX)),
+    "priority": _or_null(_clamped(-PRIORITY_MAX, PRIORITY_MAX, _integer)),
     "auto_priority": _boolean,
     "auto_create": _boolean,
     "idempotency_window_ms": _u64,
     "dedupe_node": _boolean,
-    "lease_ms": _clamped(LEASE_MS_MIN, LEASE_MS_MAX),
-    "claim_jitter_ms": _clamped(0, CLAIM_JITTER_MS_MAX),
+    "lease_ms": _clamped(LEASE_MS_MIN, LEASE_MS_MAX, _u64),
+    "claim_jitter_ms": _clamped(0, CLAIM_JITTER_MS_MAX, _u64),
     "max_deliveries": _u64,
     "dead_letter": _or_null(_topic_name),
     "leases_durable": _boolean,

@@ -6,11 +6,13 @@ Bodies go to the queue's shard untouched, and its answers come back as they are.
 import re
 from typing import Any
 
+import msgspec
+
 from topics import limits
 from topics.core.config import CLAIM_JITTER_MS_MAX
 from topics.core.names import check_topic_name
-from topics.core.queue_requests import decode_redrive
-from topics.errors import invalid
+from topics.core.queue_requests import check_worker, clamp_jobs, clamp_lease, decode_redrive
+from topics.errors import invalid, not_a_queue
 from topics.gateway import sse
 from topics.gateway.bodies import read_body
 from topics.gateway.dispatch import Gateway
@@ -23,6 +25,10 @@ from topics.keys import authorise
 
 REDRIVE_DEADLINE_MS = limits.REDRIVE_WAIT_MS + limits.CALL_DEADLINE_MS
 CLAIM_DEADLINE_MS = CLAIM_JITTER_MS_MAX + limits.CALL_DEADLINE_MS
+
+
+class _Typed(msgspec.Struct):
+    type: str
 
 
 def claim(request: Request) -> Question:
@@ -40,11 +46,14 @@ async def work(gateway: Gateway, request: Request) -> Response:
     live = live_of(gateway)
     check_accept(request)
     name = check_topic_name(request.name)
-    head: dict[str, Any] = {"topic": name, "node": request.args.get("node", "")}
-    for field in ("max", "lease_ms"):
-        if field in request.args:
-            head[field] = _whole(field, request.args[field])
+    args, bounds = request.args, gateway.limits
+    head: dict[str, Any] = {"topic": name, "node": check_worker(args.get("node", ""), bounds)}
+    if "max" in args:
+        head["max"] = clamp_jobs(_whole("max", args["max"]), bounds)
+    if "lease_ms" in args:
+        head["lease_ms"] = clamp_lease(_whole("lease_ms", args["lease_ms"]))
     if request.method == "HEAD":  # must not lease anything
+        await _check_queue(gateway, name)
         return Response(b"", content_type=sse.CONTENT_TYPE, headers=sse.HEADERS)
     slot = gateway.door.streams.take(request.principal.index)
     body = WorkStream(live, name, head, slot)
@@ -65,8 +74,14 @@ async def redrive(gateway: Gateway, request: Request) -> Response:
     return Response(reply.body, 200, reply.head["perf"])
 
 
+async def _check_queue(gateway: Gateway, name: str) -> None:
+    reply = await gateway.shards.call(name, "state", {"topic": name, "touch": False})
+    if msgspec.json.decode(bytes(reply.body) + b"}", type=_Typed).type != "queue":
+        raise not_a_queue(name)
+
+
 def _whole(field: str, text: str) -> int:
-    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+    if not re.fullmatch(r"-?[0-9]{1,40}", text):
         raise invalid(f"{field} must be a whole number", field=field)
     return int(text)
 
