@@ -201,6 +201,7 @@ FORWARD_POSITIONS = 1024  # places that a source remembers, to put copies back w
 ATTACH_WAIT_MS = 1_000  # a new router is answered for at the latest after this; its place is pinned before
 MARK_MS = 100  # how far copies have come is logged this often
 SETTLE_MS = 50  # a read waits this long at most for copies of what was there when it came
+STORE_WAIT_MS = 5_000  # before a checkpoint, for destinations on other shards to store copies of what is dead
 RETIRE_WAIT_MS = 250  # and the removal of a router, for copies of what was committed before it
 REFILL_WAIT_MS = 2_000  # and this long for copies that are made again after a crash
 DERIVED_HOPS_MAX = 16  # topics along a chain that a read waits for

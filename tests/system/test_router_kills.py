@@ -140,9 +140,12 @@ def test_copies_come_back_to_a_shard_that_crashed_alone_while_nobody_writes(serv
         client._insist("PUT", "/v0/routers/r", {"source": source, "dest": dest})
         client.append(source, {"records": [{"data": n} for n in range(5)]})
         wait_until(lambda: len(client.read_all(dest)[0]) == 5, "the copies")
+        assert client.delete(source, before_seq=4)["deleted"] == 3  # which does not follow along a router
+        server.ask_shard(0, "checkpoint")
         server.wait_back("shard", 1, server.kill("shard", 1))
         records, gaps = client.read_all(dest)  # a 503 is asked again, for a while
         assert ([record["data"] for record in records], gaps) == (list(range(5)), [])
+        assert [record["data"] for record in client.read_all(source)[0]] == [3, 4]
         assert client._insist("DELETE", "/v0/routers/r")["deleted"]
 
 

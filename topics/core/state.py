@@ -53,6 +53,7 @@ class ShardState:
         self.keys_coming = 0  # of writes that wait for their sync
         self.now_ms = 0
         self.replaying = False
+        self.keeps_spent = False  # until it is known which topics are sources of routers, each may be one
         self.damaged = False  # the log that is being replayed had a corrupt stretch
 
     def find(self, name: str) -> Topic:
@@ -250,6 +251,7 @@ def _apply_created(state: ShardState, event: TopicCreated, lsn: int) -> Topic:
     if known is not None:
         return known
     topic = Topic(event.topic_id, event.name, event.epoch, event.config)
+    topic.spent = [] if state.keeps_spent else None
     topic.applied_lsn = lsn - 1  # the append that may share this frame has the same position
     topic.ceiling = topic.reserved = event.ceiling
     topic.cell = event.cell

@@ -39,49 +39,11 @@ _last_ts = attrgetter("last_ts")
 
 class Topic:
     __slots__ = (
-        "__weakref__",
-        "applied_lsn",
-        "becoming",
-        "buried",
-        "bytes",
-        "ceiling",
-        "cell",
-        "chunks",
-        "config",
-        "count",
-        "delete_below",
-        "derived",
-        "dirty",
-        "epoch",
-        "evicted",
-        "flips",
-        "groups",
-        "head_seq",
-        "held",
-        "hidden",
-        "holes",
-        "id",
-        "keys",
-        "last_read_ms",
-        "last_ts",
-        "last_write_ms",
-        "leases",
-        "name",
-        "next_seq",
-        "packs_from",
-        "parked",
-        "pending",
-        "pending_bytes",
-        "pending_keys",
-        "pending_records",
-        "published",
-        "queued_ms",
-        "refilled",
-        "removing",
-        "reserved",
-        "resident_from",
-        "tag_generations",
-        "waiters",
+        "__weakref__", "applied_lsn", "becoming", "buried", "bytes", "ceiling", "cell", "chunks", "config", "count",
+        "delete_below", "derived", "dirty", "epoch", "evicted", "flips", "groups", "head_seq", "held", "hidden",
+        "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases", "name", "next_seq", "packs_from",
+        "parked", "pending", "pending_bytes", "pending_keys", "pending_records", "published", "queued_ms", "refilled",
+        "removing", "reserved", "resident_from", "spent", "tag_generations", "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
@@ -97,6 +59,7 @@ class Topic:
         self.count = 0
         self.bytes = 0
         self.chunks: list[Chunk] = []
+        self.spent: list[Chunk] | None = None  # of a source of routers: dead, but perhaps to be copied again
         self.buried: list[Chunk] = []  # left at the front, many at once; their files still count them (`bury`)
         self.evicted = Evicted()
         self.holes = Holes()
@@ -356,13 +319,26 @@ class Topic:
             count, size = self.count - count, self.bytes - size
         self.count -= count
         self.bytes -= size
-        self.buried += front
-        if len(self.buried) <= BURY_STEP:
-            self.bury()
+        if self.spent is not None:
+            self.spent += front
+        else:
+            self._set_aside(front)
         through_seq = self.chunks[0].first_seq - 1 if self.chunks else self.head_seq
         if self.tag_generations and 0 < self.tag_generations[0][0] <= through_seq:
             self.drop_tags(through_seq)
         return front, count
+
+    def _set_aside(self, chunks: list[Chunk]) -> None:
+        self.buried += chunks
+        if len(self.buried) <= BURY_STEP:
+            self.bury()
+
+    def let_go(self, number: int, wanted_through: int = 0) -> None:
+        """Destinations have no need of the first `number` dead chunks any more, but for those up to a seq."""
+        if self.spent:
+            front = self.spent[:number]
+            self.spent[:number] = [chunk for chunk in front if chunk.first_seq <= wanted_through]
+            self._set_aside([chunk for chunk in front if chunk.first_seq > wanted_through])
 
     def bury(self) -> bool:
         """Let the files of some chunks go that left at the front; whether there are more."""
@@ -427,7 +403,9 @@ class Topic:
     def prune(self) -> None:
         """Forget chunks inside the log that have no live record left."""
         for chunk in self.chunks:
-            if not chunk.live:
+            if not chunk.live and self.spent is not None:
+                self.spent.append(chunk)
+            elif not chunk.live:
                 _release(chunk)
         self.chunks = [chunk for chunk in self.chunks if chunk.live]
 
@@ -456,6 +434,8 @@ class Topic:
     def release_all(self) -> None:
         """The topic is removed: its files are given back, as for a front."""
         self.tag_generations = []
+        self.let_go(len(self.spent or ()))
+        self.spent = None
         self._drop_front(len(self.chunks))
 
 

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from topics.shards.store import Store
 
 log = logging.getLogger(__name__)
+Spent = list[tuple[Topic, int]]  # how many of the dead chunks of a topic, from the first
 PACK_CHUNKS_MAX = 64  # chunks of one topic in packs before they are rewritten as one run
 PACKS_MAX = 32  # packs of a shard before the emptiest are merged
 PACK_MERGE_BYTES = 8 * limits.MIB  # what one checkpoint rewrites at most to merge packs
@@ -63,7 +64,8 @@ class Flip(msgspec.Struct):
 class Checkpoint:
     """One checkpoint, start to end."""
 
-    def __init__(self, store: "Store", bounds: Limits) -> None:
+    def __init__(self, store: "Store", bounds: Limits, spent: Spent | None) -> None:
+        """`spent` is what destinations on other shards have no need of; none: they are all in this one."""
         engine = store.engine
         self._store = store
         self._bounds = bounds
@@ -76,6 +78,7 @@ class Checkpoint:
         self.retired: list[DataFile] = []
         self.moves: list[DataFile] = []  # segments that are cold from the commit on
         self._cold_deletes = ColdDeletes()
+        self._spent = spent  # dead chunks that no destination needs once this is done
         self._unused: set[int] = set()  # files that nobody needed when the capture began
         self.committing = False  # a failure now leaves the snapshot in doubt
         self.needs_lsn = 0  # the log must be durable up to here before `write`
@@ -88,6 +91,9 @@ class Checkpoint:
         self._unused = {info.id for info in self._store.data_files.values() if is_unused(info)}
         topics = [topic for topic in self.dirty if topic.id in self._store.engine.state.by_id]
         topics += self._topics_of_sparse_packs(set(topics))
+        topics.sort(key=_forwarding_order)
+        if self._spent is None:
+            self._spent = [(topic, len(topic.spent)) for topic in topics if topic.spent]
         for topic in topics:
             self._capture(topic)
             yield
@@ -311,6 +317,9 @@ class Checkpoint:
                 if capture.sources:
                     yield from install(store, capture)
             yield
+        for topic, number in self._spent or ():
+            topic.let_go(number)
+            store.engine.graves.note(topic)
 
     def abandon(self) -> None:
         """Nothing happened: everything captured is still dirty, and what was written is litter."""
@@ -340,6 +349,11 @@ class Checkpoint:
                 wal.retire(files, number)
             except OSError as error:
                 log.warning("a log file that is no longer needed stays: %s", error)
+
+
+def _forwarding_order(topic: Topic) -> tuple[bool, bool]:
+    """Sources before their destinations: what is captured as dead in a source has been captured as a copy then."""
+    return topic.spent is None, topic.derived is not None
 
 
 def is_unused(info: DataFile) -> bool:

@@ -10,8 +10,10 @@ the last messages ended up there, which helps to put them back in place.
 """
 
 import logging
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from heapq import merge
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,7 +21,9 @@ import trio
 
 from topics import errors, limits
 from topics.core import derivation
+from topics.core.bits import span
 from topics.core.block import BadBlock
+from topics.core.chunk import Chunk
 from topics.core.diff import Plan, Window
 from topics.core.diff import plan as plan_diff
 from topics.core.forward import Copies, Selector, collect, collect_all, gaps_in
@@ -50,6 +54,7 @@ class Route:
         self.totals: dict[str, int] = {}
         self.cursor = 0  # everything up to here is forwarded, or not for these routers
         self._acked = 0  # as the destination knows it
+        self._earlier = source.head_seq  # what was there before may have been forwarded too
         self._names: tuple[str, ...] = ()
         self._generations: dict[str, int] = {}
         self._start = 0
@@ -85,6 +90,11 @@ class Route:
         self._losses += 1
         self._detach()
         self._wake.set()
+
+    @property
+    def forwarded_through(self) -> int:
+        """The destination has no copies of anything above."""
+        return max(self.cursor, self._earlier)
 
     @property
     def is_settled(self) -> bool:
@@ -341,18 +351,27 @@ def _stretch(topic: Topic, from_seq: int, through: int, *, whole: bool) -> tuple
     seqs at the beginning cannot be shown."""
     windows: list[Window] = []
     lost, at = 0, from_seq
-    for chunk in topic.chunks:
-        if chunk.last_seq <= from_seq:
+    for chunk, dead in _dead_or_alive(topic, from_seq):
+        if chunk.last_seq <= at:
             continue
         if chunk.first_seq > through or (windows and not whole and at - from_seq >= limits.FORWARD_RECORDS):
             break
         if not windows:
             lost = max(0, chunk.first_seq - from_seq - 1)
-        low, high = max(0, from_seq + 1 - chunk.first_seq), min(len(chunk), through + 1 - chunk.first_seq)
-        windows.append(Window(chunk.block, chunk.dead, low, high, chunk))
+        low, high = max(0, at + 1 - chunk.first_seq), min(len(chunk), through + 1 - chunk.first_seq)
+        windows.append(Window(chunk.block, dead, low, high, chunk))
         at = chunk.first_seq + high - 1
     else:
         at = through
     if not windows:
         lost = through - from_seq
     return Plan(windows, None, at, topic.head_seq, 0, 0), lost
+
+
+def _dead_or_alive(topic: Topic, from_seq: int) -> Iterator[tuple[Chunk, int]]:
+    """Chunks with records above `from_seq` and their dead bits, in order. Two may hold the same records."""
+    chunks = topic.chunks[bisect_right(topic.chunks, from_seq, key=lambda chunk: chunk.last_seq) :]
+    spent = sorted(topic.spent or (), key=lambda chunk: chunk.first_seq)
+    alive = ((chunk, chunk.dead) for chunk in chunks)
+    dead = ((chunk, span(0, len(chunk))) for chunk in spent)
+    yield from merge(alive, dead, key=lambda found: found[0].first_seq)

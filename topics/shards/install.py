@@ -72,11 +72,13 @@ def _take_over(topic: Topic, output: Output, old: list[Chunk]) -> bool:
     for low, high in runs(dead):
         chunk.kill(low, high)
     chunk.file = output.info
-    if chunk.live:
+    if not chunk.live and topic.spent is None:
+        chunk.gone = True
+    else:
         output.info.chunks += 1
         output.info.live += chunk.live
-    else:
-        chunk.gone = True
+        if not chunk.live and topic.spent is not None:
+            topic.spent.append(chunk)
     if dead & ~output.dead:  # deleted since capture: the log still knows, the file does not
         chunk.flags_dirty = True
         topic.flips = [*(topic.flips or []), chunk]

@@ -46,14 +46,19 @@ def recover(
     wal_file_bytes: int = limits.WAL_FILE_BYTES,
     wake: Callable[[], None] = lambda: None,
     cold: ColdTier | None = None,
+    keep_spent: bool = False,
 ) -> Store:
-    """Bring the shard in this directory back, or start an empty one."""
+    """Bring the shard in this directory back, or start an empty one. With `keep_spent` topics keep what died in the
+    replay until `Routers` says who needs it."""
     bounds = bounds or Limits()
     _make_directories(files)
     _leave_cache(files)
     snap = snapshot.read_snapshot(files)
     check_that_log_meets(files, snap)
     state, unflipped = _load_topics(snap)
+    state.keeps_spent = keep_spent
+    for topic in state.by_id.values():
+        topic.spent = [] if keep_spent else None
     unreadable = _load_chunks(files, snap, state, unflipped, cold)
     progress(0.2)
     report = walscan.WalReport(snap.commit.cut_lsn)

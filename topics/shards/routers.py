@@ -20,7 +20,7 @@ without asking all shards. What a crash leaves:
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import islice
 from typing import Any, TypeVarTuple, Unpack
 
@@ -37,6 +37,7 @@ from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
 from topics.shards.book import Book
+from topics.shards.checkpoint import Spent
 from topics.shards.derived import METHODS as DERIVED_METHODS
 from topics.shards.derived import Derivation
 from topics.shards.forwarding import Route
@@ -107,6 +108,16 @@ class Routers:
                 self._note(name, router)
             else:
                 self._orphans[name] = router
+        store.engine.state.keeps_spent = False
+        for topic in topics.values():
+            if topic.name not in self._pairs:
+                self._let_go(topic)
+
+    def _let_go(self, topic: Topic) -> None:
+        """The topic is no source: what is dead in it is of use to nobody."""
+        topic.let_go(len(topic.spent or ()))
+        topic.spent = None
+        self.engine.graves.note(topic)
 
     def _note(self, name: str, router: Router) -> None:
         self._lose(name)
@@ -156,6 +167,11 @@ class Routers:
         """Begin, change or end the worker of a pair, as the definitions say."""
         routers = {name: self._routers[name] for name in self._pairs.get(edge[0], {}).get(edge[1], ())}
         route = self._routes.get(edge)
+        source = self.engine.state.topics.get(edge[0])
+        if source is not None and edge[0] not in self._pairs:
+            self._let_go(source)
+        elif source is not None and source.spent is None:
+            source.spent = []
         if not routers:
             if route is not None:
                 route.scope.cancel()
@@ -362,6 +378,35 @@ class Routers:
             await self._unlink([name], router)
         except TopicsError as error:  # a link to nothing is in nobody's way
             log.warning("the link of router %s stays: %s", name, error)
+
+    def spent(self) -> Spent | None:
+        """Dead chunks that only destinations on other shards may need; none if there are no such destinations."""
+        if not any(self.peers.owner_of(dest) for dests in self._pairs.values() for dest in dests):
+            return None
+        sources = (self.engine.state.topics.get(source) for source in self._pairs)
+        return [(source, len(source.spent)) for source in sources if source is not None and source.spent]
+
+    async def stored_elsewhere(self, spent: Spent) -> Spent:
+        """Have destinations on other shards store their copies of what is dead here; what they have no need of then.
+
+        A shard that is down may want back what it was sent. What it was not sent goes, or it would pile up."""
+        edges = [(topic.name, dest) for topic, _ in spent for dest in self._pairs.get(topic.name, ())]
+        unstored = {edge for edge in edges if self.peers.owner_of(edge[1])}
+
+        async def store(edge: tuple[str, str], router: Router) -> None:
+            await self._store(router)
+            unstored.discard(edge)
+
+        calls = [(edge, self._routers[next(iter(self._pairs[edge[0]][edge[1]]))]) for edge in unstored]
+        with trio.move_on_after(limits.STORE_WAIT_MS / 1000), suppress(TopicsError):
+            await _at_once(store, calls)
+        for topic, number in spent:
+            routes = [route for edge, route in self._routes.items() if edge in unstored and edge[0] == topic.name]
+            if routes:
+                topic.let_go(number, max(route.forwarded_through for route in routes))
+                self.engine.graves.note(topic)
+        waited_for = {source for source, _ in unstored}
+        return [(topic, number) for topic, number in spent if topic.name not in waited_for]
 
     # --- the removal of topics ------------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from topics.rpc.calls import Call, Handler
 from topics.shards import wal
 from topics.shards.backup import Backups
 from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot, expire_all
+from topics.shards.checkpoint import Spent
 from topics.shards.cold import ColdTier
 from topics.shards.cold_files import ColdFiles
 from topics.shards.committer import Committer, Threads
@@ -233,7 +234,7 @@ class Shard:
         """In a thread."""
         store = recover(
             self._files, self._clock, self._bounds, progress=note, wal_file_bytes=self._wal_file_bytes, wake=wake,
-            cold=self._cold,
+            cold=self._cold, keep_spent=True,
         )  # fmt: skip
         routers = Routers(store, self._peers)
         return store, Sessions(store), Queues(store, self._peers), routers, GroupLog(store)
@@ -278,13 +279,13 @@ class Shard:
 
     # --- beside the calls -----------------------------------------------------------------------------------------
 
-    async def checkpoint(self) -> bool:
+    async def checkpoint(self, spent: Spent | None = None) -> bool:
         """One checkpoint, and whether it was made; only one runs at a time. Cancellation waits until it is whole."""
         assert self.store is not None
         done = False
         async with self._checkpoints:
             with trio.CancelScope(shield=True):
-                done = await self._checkpoint(self.store)
+                done = await self._checkpoint(self.store, spent)
         return done
 
     async def stored(self, topic: Topic) -> bool:
@@ -296,9 +297,12 @@ class Shard:
                 done = not topic.dirty or await self._checkpoint(self.store)
         return done
 
-    async def _checkpoint(self, store: Store) -> bool:
-        assert self.committer is not None
-        work = store.begin_checkpoint()
+    async def _checkpoint(self, store: Store, spent: Spent | None = None) -> bool:
+        """`spent` is what other shards are known to have no need of; without it they may need everything."""
+        assert self.committer is not None and self.service is not None
+        if spent is None and self.service.routers.spent() is not None:
+            spent = []
+        work = store.begin_checkpoint(spent)
         try:
             await in_slices(work.capture())
             await self.committer.flushed(work.needs_lsn)
@@ -329,8 +333,15 @@ class Shard:
             await trio.sleep(CHECKPOINT_CHECK_S)
             aged = trio.current_time() - last >= limits.CHECKPOINT_INTERVAL_MS / 1000 and engine.dirty
             if engine.log.bytes_since_checkpoint >= limits.CHECKPOINT_WAL_BYTES or aged:
-                await self.checkpoint()
+                await self.checkpoint(await self._spent())
                 last = trio.current_time()
+
+    async def _spent(self) -> Spent | None:
+        """What is dead in sources of routers and stored by all destinations. Asked before the checkpoint begins, so
+        that two shards do not wait for one another."""
+        assert self.service is not None
+        spent = self.service.routers.spent()
+        return await self.service.routers.stored_elsewhere(spent) if spent else spent
 
     async def _watch_space(self) -> None:
         """Ask how much is free, and give back what many records that left at once still take."""

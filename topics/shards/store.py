@@ -11,7 +11,7 @@ from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.limits import Limits
 from topics.shards import datafile
-from topics.shards.checkpoint import Checkpoint, is_unused
+from topics.shards.checkpoint import Checkpoint, Spent, is_unused
 from topics.shards.cold import NOT_SET, ColdTier, ColdUnavailable, place_of
 from topics.shards.engine import Engine
 from topics.shards.files import Files
@@ -76,8 +76,8 @@ class Store:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def begin_checkpoint(self) -> Checkpoint:
-        return Checkpoint(self, self.bounds)
+    def begin_checkpoint(self, spent: Spent | None = None) -> Checkpoint:
+        return Checkpoint(self, self.bounds, spent)
 
     def checkpoint(self) -> None:
         """A whole checkpoint in one go, for callers with nothing else to do."""
