@@ -1,12 +1,16 @@
 """For all tests."""
 
 import gc
+import signal
 from collections.abc import Iterator
 
 import httpx
 import pytest
 
 PATIENCE_S = 60.0
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started us in the background; programs would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -6,9 +6,9 @@ A caller that is interrupted (Ctrl-C) while it waits cancels its call; whether i
 
 import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from contextlib import AbstractAsyncContextManager, suppress
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import trio
 
@@ -46,7 +46,7 @@ class Task(Generic[T]):
             self.refuse()
 
     def refuse(self) -> None:
-        if not self.result.done():
+        with suppress(InvalidStateError):  # it has its result
             self.result.set_exception(closed())
 
 
@@ -60,6 +60,8 @@ class Loop:
         self._given_up = False
         self._token: trio.lowlevel.TrioToken | None = None
         self._calls: trio.Nursery | None = None
+        self._open: set[Task[Any]] = set()  # calls that somebody waits for
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="topics", daemon=True)
 
     def start(self) -> None:
@@ -75,8 +77,11 @@ class Loop:
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
         """From any thread but the loop's own. Raises what `work` raises, `shutting_down` when the loop has ended."""
         task = Task(work)
+        self._open.add(task)
         try:
             self._post(lambda: self._begin(task))
+            if self._ended:  # by a failure that kept it from its last callbacks
+                task.refuse()
             return task.result.result()
         except trio.RunFinishedError:
             raise self._reason() from None
@@ -88,6 +93,8 @@ class Loop:
             with suppress(trio.RunFinishedError):
                 self._post(task.scope.cancel)
             raise
+        finally:
+            self._open.discard(task)
 
     def stop(self) -> None:
         """End in good order and wait for it. Again, or after a failure, it only waits."""
@@ -104,6 +111,10 @@ class Loop:
             self.failure = error
             if not self._ready.done():
                 self._ready.set_exception(error)
+        finally:
+            self._ended = True
+            for task in tuple(self._open):
+                task.refuse()
 
     async def _main(self) -> None:
         self._token = trio.lowlevel.current_trio_token()
@@ -122,8 +133,11 @@ class Loop:
     def _begin(self, task: Task[T]) -> None:
         if self._calls is None or self._stop.is_set():
             task.refuse()
-        else:
+            return
+        try:
             self._calls.start_soon(task.run)
+        except RuntimeError:  # the nursery has ended, and the next turn of the loop is about to tell us
+            task.refuse()
 
     # --- everywhere -----------------------------------------------------------------------------------------------
 
