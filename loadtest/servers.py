@@ -140,6 +140,16 @@ def redis_server(bench: Bench, fsync: str = "always") -> Peer:
     return Peer(bench.folder / bench.fresh("redis"), command, lambda port: _says(port, b"PING\r\n", b"+PONG"))
 
 
+def beanstalk_server(bench: Bench) -> Peer:
+    """With a log that it syncs every second."""
+
+    def command(port: int, folder: Path) -> list[str]:
+        program = find_program("beanstalkd") or "beanstalkd"
+        return [program, "-l", "127.0.0.1", "-p", str(port), "-b", str(folder), "-f", "1000"]
+
+    return Peer(bench.folder / bench.fresh("beanstalkd"), command, lambda port: _says(port, b"stats\r\n", b"OK "))
+
+
 def nats_server(bench: Bench) -> Peer:
     def command(port: int, folder: Path) -> list[str]:
         program = find_program("nats-server") or "nats-server"

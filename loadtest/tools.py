@@ -24,6 +24,7 @@ TOOLS = (
     Tool("redis", "redis-server", "redis", "Redis by redis-py is left out", f"apt install redis-server, and {EXTRA}"),
     Tool("redis-benchmark", "redis-benchmark", None, "Redis by its own client is left out", "apt install redis-tools"),
     Tool("wrk", "wrk", None, "appends by a client in C are left out", "apt install wrk"),
+    Tool("beanstalkd", "beanstalkd", None, "beanstalkd is left out", "apt install beanstalkd"),
     Tool("nats", "nats-server", "nats", "NATS JetStream is left out", EXTRA),
     Tool("matplotlib", None, "matplotlib", "no chart is drawn", EXTRA),
 )

@@ -4,10 +4,18 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 
-from loadtest import redis_clients
+from loadtest import beanstalk, redis_clients
 from loadtest.http import Address, Connection, post
 from loadtest.producers import FILL_BATCH, fill
-from loadtest.servers import ProcessorTime, address_of, redis_server, started, topics_over_shards, topics_server
+from loadtest.servers import (
+    ProcessorTime,
+    address_of,
+    beanstalk_server,
+    redis_server,
+    started,
+    topics_over_shards,
+    topics_server,
+)
 from loadtest.workers import drain, drain_redis
 from loadtest.workload import Aim, Bench, Contender, Sample, Workload, contender
 from topics.testing.server import Server
@@ -20,7 +28,7 @@ def row(name: str, size: int) -> str:
     return f"{name}, {size} at a time"
 
 
-OURS, REDIS = "topics", "Redis Streams group, redis-py"
+OURS, REDIS, BEANSTALKD = "topics", "Redis Streams group, redis-py", "beanstalkd"
 
 
 def contenders(bench: Bench, stack: ExitStack) -> Sequence[Contender]:
@@ -29,6 +37,11 @@ def contenders(bench: Bench, stack: ExitStack) -> Sequence[Contender]:
     if bench.tools.has("redis"):
         redis = started(stack, redis_server(bench, fsync="everysec"))
         found += [contender(row(REDIS, size), partial(_redis, bench, redis.address, size)) for size in (1, BATCH)]
+    if bench.tools.has("beanstalkd"):
+        other = started(stack, beanstalk_server(bench))
+        found += [
+            contender(row(BEANSTALKD, size), partial(_beanstalkd, bench, other.address, size)) for size in (1, BATCH)
+        ]
     return found
 
 
@@ -54,6 +67,12 @@ def _redis(bench: Bench, address: Address, size: int) -> Sample:
     return Sample(drain_redis(address, stream, count, WORKERS, size, PROCESSES))
 
 
+def _beanstalkd(bench: Bench, address: Address, size: int) -> Sample:
+    tube, count = bench.fresh("w5"), _jobs(bench, size) * QUEUES
+    beanstalk.fill(address, tube, count)
+    return Sample(beanstalk.drain(address, tube, count, WORKERS, size, PROCESSES))
+
+
 WORKLOAD = Workload(
     "w5",
     "claim and ack, 16 workers",
@@ -63,5 +82,6 @@ WORKLOAD = Workload(
         Aim("one at a time against Redis Streams groups", row(OURS, 1), 1.2, row(REDIS, 1)),
         Aim("64 at a time, jobs/s", row(OURS, BATCH), 50_000, kind="value"),
     ),
-    note="Two `disk` queues, one on each shard; Redis syncs every second, acks and deletes. Each job must be had once.",
+    note="Two `disk` queues, one on each shard; Redis syncs every second, acks and deletes; "
+    "beanstalkd syncs its log every second, by raw sockets. Each job must be had once.",
 )
