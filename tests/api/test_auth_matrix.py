@@ -70,7 +70,10 @@ BODIES = {
     "POST /v0/topics/:topic/nack": {"node": "w", "seqs": [1]},
     "POST /v0/topics/:topic/extend": {"node": "w", "seqs": [1], "lease_ms": 1},
 }
-QUERIES = {"GET /v0/topics/:topic/seek": {"ts": 0}}
+QUERIES: dict[str, dict[str, str | int]] = {
+    "GET /v0/topics/:topic/seek": {"ts": 0},
+    "GET /v0/topics/:topic/work": {"node": "w"},
+}
 WID = "wid_" + "A" * 22
 # What a route says that let the caller in, besides 200 and 201.
 BEYOND_THE_DOOR = {
@@ -167,7 +170,7 @@ def test_without_a_key_of_ours(http, route, token):
 @pytest.mark.parametrize("route", ROUTES.table, ids=title)
 def test_a_token_in_the_query_is_no_key(http, route):
     """But for streams, which a browser cannot open with a header."""
-    path = path_of(route, INSIDE) + "?token=" + secret(ALL, "")
+    path = path_of(route, INSIDE) + "?node=w&token=" + secret(ALL, "")
     answer = http.request(route.method, path, json=BODIES.get(title(route)))
     assert answer.status_code == (404 if route.stream else 200 if SCOPES[title(route)] is None else 401)
 
