@@ -7,16 +7,28 @@ import pytest
 
 from tests.system.client import Client
 
-WRITERS, ROUNDS, KEYS = 6, 60, 400
+WRITERS, KILLS = 6, 8
+ROUNDS_A_KILL = 10
+NEW_KEYS_A_ROUND = 7
+EVERYBODY = (("shard", 0), ("shard", 0), ("gateway", 0), ("gateway", 1))
 
 
-def write(server, seed: int, told: list[tuple[str, int]], failures: list[BaseException]) -> None:
+class Killings:
+    """How many there were: writers go on until the last, however quick they are."""
+
+    done = 0
+
+
+def write(server, seed: int, killings: Killings, told: list[tuple[str, int]], failures: list[BaseException]) -> None:
     """Batches of keys that all writers share, without an idempotency key: what is lost is simply sent again."""
     chance = random.Random(seed)
     try:
         with Client(server) as client:
-            for turn in range(ROUNDS):
-                low = turn * KEYS // ROUNDS  # all are about the same keys at any time
+            turn = 0
+            while killings.done < KILLS or turn < KILLS * ROUNDS_A_KILL:
+                # All are about the same keys at any time; the quickest stay where they are until the next kill.
+                turn = min(turn + 1, (killings.done + 1) * ROUNDS_A_KILL)
+                low = turn * NEW_KEYS_A_ROUND
                 keys = [f"k{low + chance.randrange(40)}" for _ in range(chance.randint(1, 12))]
                 answer = client.append("t", {"records": [{"data": key, "dedup_key": key} for key in keys]})
                 duplicates = {one["index"]: one["seq"] for one in answer.get("duplicates", ())}
@@ -33,24 +45,23 @@ def test_each_key_is_there_once_whoever_is_killed(serve):
     print(f"seed {seed}")
     server = serve(shards=1, gateways=2)
     chance = random.Random(seed)
+    killings = Killings()
     told: list[tuple[str, int]] = []
     failures: list[BaseException] = []
     with Client(server) as client:
         client.put("t", durability="fsync")
         threads = [
-            threading.Thread(target=write, args=(server, seed + n, told, failures), daemon=True) for n in range(WRITERS)
+            threading.Thread(target=write, args=(server, seed + n, killings, told, failures), daemon=True)
+            for n in range(WRITERS)
         ]
         for thread in threads:
             thread.start()
-        kills = 0
-        while any(thread.is_alive() for thread in threads) and kills < 12:
-            victim = chance.choice((("shard", 0), ("shard", 0), ("gateway", 0), ("gateway", 1)))
+        for victim in [*EVERYBODY, *chance.choices(EVERYBODY, k=KILLS - len(EVERYBODY))]:
             server.wait_back(*victim, server.kill(*victim))
-            kills += 1
+            killings.done += 1
         for thread in threads:
             thread.join(120)
         assert not failures, failures
-        assert kills >= 3
         records, at = [], 0
         while True:
             page = client.diff("t", from_seq=at, limit=1000)
