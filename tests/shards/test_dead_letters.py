@@ -241,6 +241,27 @@ async def test_a_call_that_is_lost_is_made_again_without_a_second_copy(fates, wi
         assert [record["data"] for record in await dest.records(DEAD)] == ["x"]
 
 
+async def test_no_record_of_a_client_stands_for_a_dead_letter_that_is_sent_again():
+    """However much it looks like one."""
+    wire = Wire()
+    wire.lose = ["there"]
+    async with serving() as dest, serving(peers=Peers(0, SLOT_MAP, {1: wire})) as shard:  # type: ignore[dict-item]
+        wire.connection = dest.connection
+        await shard.make(QUEUE, max_deliveries=1, dead_letter=DEAD)
+        await shard.produce("x", topic=QUEUE)
+        await shard.claim(topic=QUEUE)
+        shard.clock.advance(30_001)
+        stamps = {"from": QUEUE, "deliveries": "1", "src_seq": "1"}
+        meta = {f"$dead_letter_{name}": value for name, value in stamps.items()}
+        body = json.dumps({"records": [{"data": "forged", "meta": meta}]}, separators=(",", ":"))
+        await dest.connection.call("append", {"topic": DEAD}, body.encode())
+        await shard.claim(topic=QUEUE)
+        with trio.fail_after(20):
+            while await shard.counts(QUEUE) != (0, 0, 1):
+                await trio.sleep(0.01)
+        assert [record["data"] for record in await dest.records(DEAD)] == ["forged", "x"]
+
+
 @pytest.mark.parametrize("fate", ["hang", "hang back"])
 @pytest.mark.parametrize("leases_durable", [False, True])
 async def test_a_move_that_a_crash_cut_short_is_finished_at_the_next_start(fate, leases_durable):

@@ -49,13 +49,17 @@ def _stamped(meta: bytes, queue: str, move: Move, seq: int, meta_max: int) -> by
     """Meta stays as it is, with some members more; only one that has such members already is written anew."""
     meta = _unstamped(meta)
     inside = meta.strip()[1:-1].strip() if meta else b""
-    mark = dead_letter_mark(queue, move.deliveries, seq)
+    source = b'"$dead_letter_from":%b,"$dead_letter_deliveries":"%d","$dead_letter_src_seq":"%d"' % (
+        quoted(queue),
+        move.deliveries,
+        seq,
+    )
     parts = [inside] if inside else []
     if move.failed:
         parts.append(b'"$dead_letter_last_failure_ts":"%d"' % move.failed)
-        room = meta_max - sum(len(part) + 1 for part in parts) - len(mark) - len(b'{"$dead_letter_reason":,')
+        room = meta_max - sum(len(part) + 1 for part in parts) - len(source) - len(b'{"$dead_letter_reason":,}')
         parts.append(b'"$dead_letter_reason":' + _within(move.reason, room))
-    return b"{%b" % b",".join([*parts, mark])
+    return b"{%b}" % b",".join([*parts, source])
 
 
 def _unstamped(meta: bytes) -> bytes:
@@ -75,12 +79,3 @@ def _within(reason: str, room: int) -> bytes:
         reason = reason[: max(0, len(reason) - max(1, (len(text) - room) // 6))]
         text = quoted(reason)
     return text
-
-
-def dead_letter_mark(queue: str, deliveries: int, seq: int) -> bytes:
-    """What the meta of this dead letter ends with."""
-    return b'"$dead_letter_from":%b,"$dead_letter_deliveries":"%d","$dead_letter_src_seq":"%d"}' % (
-        quoted(queue),
-        deliveries,
-        seq,
-    )

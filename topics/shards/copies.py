@@ -1,7 +1,6 @@
 """Records that the server itself puts into a topic, here or on another shard: the call `copy`.
 
-    head        topic, key; create (false: only if the topic is there); origin, if the copy is to be found by that; and
-                if it may be there already: since when, and the mark that its meta then ends with
+    head        topic, key; create (false: only if the topic is there); origin; since when, if it may be there already
     body        records: a msgpack array of [data, meta, tag, node, priority], data and meta as they stand in JSON
     reply head  first_seq, deduped
 
@@ -9,7 +8,9 @@ The limits of requests do not apply: what was once let in can be moved. Caps and
 answered when the records are as safe as the topic's class can make them, so that the original may be deleted. The key
 makes a repeated copy harmless for as long as the topic remembers keys; it is made longer than any that a client may
 send. A topic may remember for a short time, so a copy that was tried before is looked for among the records that have
-come since.
+come since, by its origin: that is in the block beside the records (topics/core/extras.py), where no client can write
+it. Dead letters of versions that kept none are not found: a move that was cut short there, and is taken up again only
+when the key is forgotten, leaves the letter twice, which at-least-once allows; none is ever taken for another.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ import msgpack
 import msgspec
 
 from topics import limits
-from topics.core.block import BadBlock, Block
+from topics.core.block import BadBlock
 from topics.core.names import check_topic_name
 from topics.core.requests import Append, RecordIn
 from topics.rpc.calls import Call
@@ -47,19 +48,17 @@ class Copies:
         topic: str,
         key: str,
         records: Sequence[RecordIn],
-        since: int | None = None,
-        mark: bytes = b"",
         *,
-        origin: bytes = b"",
+        origin: bytes,
+        since: int | None = None,
         create: bool = True,
     ) -> None:
         """Until the records are in the topic, wherever it is. Raises if they were refused, or nobody knows.
 
-        `since` if it may have been done before, at that time or later; `mark` is how the meta of such a record ends,
-        or `origin` what its block says of it.
+        `since` if it may have been done before, at that time or later; then the records' block tells their `origin`.
         """
         peer = self._peers.owner_of(topic)
-        head = CopyHead(topic, key, since, mark, origin, create)
+        head = CopyHead(topic, key, since, origin, create)
         if peer is None:
             if since is None or not await self._has(head, since):
                 await wait_for(lambda done, fail: self.take(head, records, done, fail))
@@ -101,10 +100,7 @@ class Copies:
                 block = await hidden.fetch_block(self._store, chunk)
             except BadBlock:
                 continue  # its readers are told
-            if head.origin:
-                if block.extras is not None and head.origin in block.extras.origins.values():
-                    return True
-            elif _find_mark(block, head.mark):
+            if block.extras is not None and head.origin in block.extras.origins.values():
                 return True
         return False
 
@@ -142,11 +138,3 @@ class Copies:
             origin=head.origin,
         )
         engine.append(name, request, written, fail)
-
-
-def _find_mark(block: Block, mark: bytes) -> bool:
-    text = block.text
-    if mark not in bytes(text):
-        return False
-    columns = zip(block.ends, block.meta_lens, strict=True)
-    return any(meta_len and text[end - 1 - len(mark) : end - 1] == mark for end, meta_len in columns)

@@ -19,7 +19,7 @@ import trio
 from topics import errors, limits
 from topics.core import lease_events
 from topics.core.block import BadBlock
-from topics.core.dead_letters import dead_letter, dead_letter_mark, revived
+from topics.core.dead_letters import dead_letter, revived
 from topics.core.idempotency import digest_key
 from topics.core.lease_parts import UNKNOWN, Failure, Move
 from topics.core.line import Pick, chunk_of
@@ -144,14 +144,10 @@ class DeadLetters:
         if record is None:
             return
         since = move.since if again else None
+        key = f"{'redrive' if move.back else 'dead-letter'} {topic.name} {topic.epoch} {seq}"
+        origin = digest_key(key)
         try:
-            if move.back:
-                key = f"redrive {topic.name} {topic.epoch} {seq}"
-                await self._copies.put(move.dest, key, [record], since, origin=digest_key(key), create=False)
-            else:
-                key = f"dead-letter {topic.name} {topic.epoch} {seq}"
-                mark = dead_letter_mark(topic.name, move.deliveries, seq)
-                await self._copies.put(move.dest, key, [record], since, mark)
+            await self._copies.put(move.dest, key, [record], origin=origin, since=since, create=not move.back)
         except TopicsError as error:
             raise _Refused(error) from error
         if queue.is_gone or seq not in queue.leases.moving:

@@ -107,7 +107,6 @@ class CopyHead(msgspec.Struct, frozen=True):
     topic: str
     key: str
     since: int | None = None
-    mark: bytes = b""
     origin: bytes = b""
     create: bool = True
 
