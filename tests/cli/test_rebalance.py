@@ -170,6 +170,29 @@ def test_a_rebalance_that_was_cut_short_is_finished_by_the_next_start(
     assert {owners(own)[name] for name in TOPICS} == {0, 1, 2}
 
 
+def test_copies_of_what_was_deleted_come_back_after_a_crash_and_a_rebalance(own: Server, run: Commands) -> None:
+    """They are in no file, and the records they were made of are dead: whoever moves the source keeps those."""
+    calls = Calls(own)
+    names = TOPICS[::2]
+    for name in names:
+        calls.put(f"topics/{name}", durable=True)
+        calls.put(f"topics/copy-{name}", durable=True)
+        calls.put(f"routers/{name}", source=name, dest=f"copy-{name}")
+        calls.post(f"topics/{name}", records=[{"data": [name, n]} for n in range(5)])
+    before = {name: calls.read(f"copy-{name}")["records"] for name in names}
+    assert all(len(records) == 5 for records in before.values())
+    for name in names:
+        assert calls.post(f"topics/{name}/delete", before_seq=6)["deleted"] == 5
+    own.kill_all()
+    run.ok("shards", "rebalance", "--shards", "4")
+    own.start(shards=4).wait_ready()
+    calls = Calls(own)
+    for name in names:
+        page = calls.read(f"copy-{name}")
+        assert page["tombstone"] is None
+        assert [record["data"] for record in page["records"]] == [record["data"] for record in before[name]]
+
+
 def _marks(shard: Path) -> bytes:
     path = shard / slotmap.USED_FILE
     return path.read_bytes() if path.exists() else b""

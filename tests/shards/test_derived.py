@@ -4,167 +4,24 @@ A source and its destination are in one shard, so both lose at once what was not
 copies back where they were. Random histories; a failure names its seed.
 """
 
-import json
 import os
 import random
 from contextlib import asynccontextmanager
 
-import msgspec
 import pytest
 import trio
 
-from topics.core.config import ConfigPatch
-from topics.core.diff import plan, render
+from tests.shards.derived_bench import Bench, Wire
+from tests.shards.derived_bench import Call as LoneCall
 from topics.core.match import TagMatch
-from topics.core.ranges import SeqRanges
-from topics.core.requests import Append, Diff, RecordIn
 from topics.core.routes import Definition, Guarantee
 from topics.ids import SLOTS, slot_of
-from topics.rpc.errors import PeerLost
+from topics.rpc.errors import DeadlineExceeded, PeerLost
 from topics.rpc.open_calls import Reply
 from topics.rpc.peer import Peer
-from topics.shards import hidden
 from topics.shards.peers import Peers
-from topics.shards.recovery import recover
-from topics.shards.routers import Routers
-from topics.testing.fake_clock import FakeClock
-from topics.testing.faulty_files import FaultyFiles
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
-
-
-class Call:
-    """As much of an RPC call as a put needs."""
-
-    def __init__(self):
-        self.answered = trio.Event()
-
-    def reply(self, head, body=b""):
-        self.answered.set()
-
-
-class Bench:
-    def __init__(self, seed, files=None):
-        self.dice = random.Random(seed)
-        self.files = files or FaultyFiles(seed)
-        self.clock = FakeClock()
-        self.written = 0
-        self.deleted = set()  # from the destination
-
-    @asynccontextmanager
-    async def life(self, peers=None):
-        """The shard from its start to its end, which is a crash."""
-        self.held = False
-        self.kick = trio.Event()
-        self.store = recover(self.files, self.clock, wake=lambda: self.kick.set(), keep_spent=True)
-        self.engine = self.store.engine
-        self.routers = Routers(self.store, peers or Peers())
-
-        async def stored(topic):
-            self.checkpoint()
-            return True
-
-        self.routers.links.stored = stored
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._commit)
-            nursery.start_soon(self.routers.run)
-            await trio.testing.wait_all_tasks_blocked()
-            yield self
-            nursery.cancel_scope.cancel()
-
-    async def _commit(self):
-        while True:
-            await self.kick.wait()
-            await trio.lowlevel.checkpoint()
-            self.kick = trio.Event()
-            if not self.held:
-                self.sync()
-
-    def write(self):
-        """What is in the queue reaches the file, not the disk: a kill loses nothing."""
-        frames = self.engine.log.take()
-        if frames:
-            self.store.write_group(frames)
-
-    def sync(self):
-        self.write()
-        self.engine.durable(self.store.sync_log())
-
-    def checkpoint(self):
-        self.sync()
-        self.store.checkpoint()
-
-    # --- steps ----------------------------------------------------------------------------------------------------
-
-    async def put_topic(self, name, **config):
-        done = trio.Event()
-        self.engine.put_topic(name, ConfigPatch(config), lambda _: done.set(), _fail)
-        await done.wait()
-
-    async def put_router(self, name, definition):
-        call = Call()
-        await self.routers._put(call, name, self.clock.now_ms() + self.written + 1, definition)  # type: ignore[arg-type]
-
-    def append(self, topic, count, tag=None):
-        records = []
-        for _ in range(count):
-            records.append(RecordIn(msgspec.Raw(b'"%b%d"' % (topic.encode(), self.written)), tag))
-            self.written += 1
-        self.engine.append(topic, Append(records, None, None, None, None, False), lambda _: None, _fail)
-
-    def delete(self, topic, seqs):
-        found = self.engine.state.topics[topic]
-        self._note_deleted(topic, seqs)
-        self.engine.delete_records(found, 0, SeqRanges.from_ascending(sorted(seqs)), lambda _: None, _fail)
-
-    def delete_before(self, topic, seq):
-        found = self.engine.state.topics[topic]
-        self._note_deleted(topic, range(1, seq))
-        self.routers.marks.write_one(found)
-        self.engine.delete_records(found, seq, None, lambda _: None, _fail)
-
-    def _note_deleted(self, topic, seqs):
-        shown = self.read(topic)[0]
-        if topic == "d":
-            self.deleted.update(shown[seq] for seq in seqs if seq in shown)
-
-    async def settle(self):
-        """Until everything is forwarded, put back, and durable."""
-        self.held = False
-        self.kick.set()
-        with trio.fail_after(10):
-            while not all(route.is_settled for route in self.routers._routes.values()):
-                await trio.sleep(0.001)
-            await trio.testing.wait_all_tasks_blocked()
-        self.sync()
-
-    # --- looking --------------------------------------------------------------------------------------------------
-
-    def read(self, name):
-        """(seq → data of all live records, [(gap_from, gap_to, reason, missed)])"""
-        topic = self.engine.state.topics[name]
-        records, gaps, from_seq = {}, [], 0
-        while True:
-            query = Diff(from_seq=from_seq, limit=1000)
-            found = plan(topic, query)
-            for window in found.windows:
-                if window.block is None:
-                    window.block = self.block(window.chunk)
-            text = b",".join(bytes(piece) for piece in render(found.windows, query, filter_nodes=False))
-            for record in json.loads(b"[" + text + b"]"):
-                records[record["$seq"]] = record["data"]
-            if found.tombstone is not None:
-                gaps.append(tuple(found.tombstone))
-            from_seq = found.next_from_seq
-            if found.caught_up:
-                return records, gaps
-
-    def block(self, chunk):
-        return hidden.read_block(self.store, chunk)
-
-
-def _fail(error):
-    raise AssertionError(error)
 
 
 SOURCES = ("disk", "fsync")
@@ -316,22 +173,83 @@ async def test_a_source_keeps_what_is_dead_until_other_shards_have_stored_their_
         await lose(3)
         assert kept() == {1, 2, 3}
         other.is_down = True
-        assert await bench.routers.stored_elsewhere(bench.routers.spent() or []) == []
-        assert kept() == {1, 2, 3}
+        assert await bench.remains.unneeded() == []
+        await lose(1)  # nobody answered, but it may have arrived
         await lose(2)  # which nobody was sent
-        assert await bench.routers.stored_elsewhere(bench.routers.spent() or []) == []
-        assert kept() == {1, 2, 3}
+        bench.checkpoint(await bench.remains.unneeded())
+        assert kept() == {1, 2, 3, 4}
         other.is_down = False
         await lose(1)
-        spent = bench.routers.spent() or []
-        assert {topic for topic, _ in spent} == {source}
-        assert await bench.routers.stored_elsewhere(spent) == spent
-        assert kept() >= {1, 2, 3, 6}  # until this shard's checkpoint is made
-        work = bench.store.begin_checkpoint(spent)
-        for _ in work.capture():
-            pass
-        bench.sync()
-        work.write()
-        for _ in work.install():
-            pass
+        unneeded = await bench.remains.unneeded()
+        assert kept() == {1, 2, 3, 4, 7}  # until this shard's checkpoint is made
+        bench.checkpoint(unneeded)
         assert kept() == set()
+
+
+class Impatient(Wire):
+    """Gives up on copies before they are answered, as long as it is told to; the other shard goes on with them."""
+
+    def __init__(self, bench):
+        super().__init__(bench)
+        self.gives_up = False
+
+    async def call(self, method, head, body=b"", *, deadline_ms=None):
+        if not self.gives_up or method != "derived.take":
+            return await super().call(method, head, body, deadline_ms=deadline_ms)
+        for _ in range(2):  # and such a message may come once more, before the first has had its turn
+            self._bench.routers.handlers()[method](LoneCall(self._bench, head, body))
+        raise DeadlineExceeded("no answer")
+
+
+@asynccontextmanager
+async def pair_of_shards():
+    """A source on one shard, its destination on another one, and the way between them."""
+    source, dest = Bench(1), Bench(2)
+    slots = [0] * SLOTS
+    slots[slot_of("d")] = 1
+    wire = Impatient(dest)
+    async with (
+        dest.life(Peers(1, slots, {0: Wire(source)})),
+        source.life(Peers(0, slots, {1: wire})),
+    ):
+        await dest.put_topic("d", durability="fsync")
+        await source.put_topic("s", durability="fsync")
+        await source.put_router("r", Definition("s", "d"))
+        yield source, dest, wire
+
+
+async def test_what_is_dead_is_not_let_go_while_its_copy_is_on_its_way(autojump_clock):
+    async with pair_of_shards() as (source, dest, _), trio.open_nursery() as nursery:
+        dest.held = True
+        dest.append("d", 1)  # the copy has its turn after this
+        source.append("s", 1)
+        await trio.sleep(1)
+        source.delete("s", {1})
+        source.sync()
+        found = []
+
+        async def ask():
+            found.append(await source.remains.unneeded())
+
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        assert found == []
+        dest.sync()
+        await trio.testing.wait_all_tasks_blocked()
+        assert [[chunk.first_seq for chunk in chunks] for _, chunks in found[0]] == [[1]]
+        assert list(dest.read("d")[0].values()) == ["d0", "s0"]
+
+
+async def test_copies_whose_answer_came_too_late_do_not_come_twice(autojump_clock):
+    async with pair_of_shards() as (source, dest, wire):
+        dest.held = True
+        dest.append("d", 1)
+        wire.gives_up = True
+        source.append("s", 2)
+        await trio.sleep(0.005)
+        wire.gives_up = False
+        await trio.sleep(5)  # the source tries again and again
+        dest.held = False
+        dest.sync()
+        await source.settle()
+        assert list(dest.read("d")[0].values()) == ["d0", "s0", "s1"]

@@ -44,7 +44,7 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
 class Derived:
     __slots__ = (
         "dest_seq", "fresh", "generation", "id_ts", "marked", "missing", "positions", "seq", "skipped", "source",
-        "source_epoch", "source_id", "struck", "totals",
+        "source_epoch", "source_id", "struck", "taking", "totals",
     )  # fmt: skip
 
     def __init__(self, mark: Mark) -> None:
@@ -53,6 +53,7 @@ class Derived:
         self.struck = SeqRanges()  # deleted among the missing
         self.skipped = SeqRanges()  # seqs of the source that were never copied, as far as a replay has to know
         self.id_ts = UNKNOWN  # the time in the topic's newest message id
+        self.taking = False  # copies have their seqs, and wait for their turn
         self.take(mark)
 
     def take(self, mark: Mark) -> None:

@@ -8,7 +8,7 @@ count and bytes are those of the live records; evict_floor <= earliest_seq <= he
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -333,17 +333,18 @@ class Topic:
         if len(self.buried) <= BURY_STEP:
             self.bury()
 
-    def let_go(self, number: int, wanted_through: int = 0) -> None:
-        """Destinations have no need of the first `number` dead chunks any more, but for those up to a seq."""
-        if self.spent:
-            front = self.spent[:number]
-            self.spent[:number] = [chunk for chunk in front if chunk.first_seq <= wanted_through]
-            self._set_aside([chunk for chunk in front if chunk.first_seq > wanted_through])
+    def let_go(self, chunks: Sequence[Chunk]) -> None:
+        """Destinations have no need of these dead chunks any more."""
+        if self.spent and chunks:
+            going = {id(chunk) for chunk in chunks}
+            front = [chunk for chunk in self.spent if id(chunk) in going]
+            self.spent = [chunk for chunk in self.spent if id(chunk) not in going]
+            self._set_aside(front)
 
     def bury(self) -> bool:
         """Let the files of some chunks go that left at the front; whether there are more."""
         for chunk in self.buried[-BURY_STEP:]:
-            _release(chunk)
+            release(chunk)
         del self.buried[-BURY_STEP:]
         return bool(self.buried)
 
@@ -406,7 +407,7 @@ class Topic:
             if not chunk.live and self.spent is not None:
                 self.spent.append(chunk)
             elif not chunk.live:
-                _release(chunk)
+                release(chunk)
         self.chunks = [chunk for chunk in self.chunks if chunk.live]
 
     def split_tags(self) -> tuple[list[TagGeneration], TagGeneration | None]:
@@ -434,12 +435,13 @@ class Topic:
     def release_all(self) -> None:
         """The topic is removed: its files are given back, as for a front."""
         self.tag_generations = []
-        self.let_go(len(self.spent or ()))
+        self.let_go(self.spent or ())
         self.spent = None
         self._drop_front(len(self.chunks))
 
 
-def _release(chunk: Chunk) -> None:
+def release(chunk: Chunk) -> None:
+    """It is no part of the log any more, and needs its file no longer."""
     chunk.gone = True
     if chunk.file is not None:
         chunk.file.chunks -= 1

@@ -16,6 +16,9 @@ where they are news.
 Segments that were copied to the cold tier (relocator.py) become cold with the commit, and their hot files go in the
 sweep. Deletes in a cold segment are part of the commit instead of flags (moves.py).
 
+A source of routers keeps what is dead until its destinations have stored their copies (remains.py). What a destination
+may still want is stored like what is alive, with all its flags set, and found again by recovery.
+
 Small topics share one pack per checkpoint. A topic gets a segment of its own when it has a segment's worth of
 records or PACK_TOPIC_BYTES. Blocks that trickle into many packs are rewritten together now and then.
 """
@@ -29,6 +32,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from topics import limits
+from topics.core.bits import span
 from topics.core.blockform import flags_from_mask
 from topics.core.chunk import Chunk, DataFile
 from topics.core.topic import Topic
@@ -45,7 +49,7 @@ if TYPE_CHECKING:
     from topics.shards.store import Store
 
 log = logging.getLogger(__name__)
-Spent = list[tuple[Topic, int]]  # how many of the dead chunks of a topic, from the first
+Unneeded = list[tuple[Topic, list[Chunk]]]  # dead chunks of sources that no destination will want (remains.py)
 PACK_CHUNKS_MAX = 64  # chunks of one topic in packs before they are rewritten as one run
 PACKS_MAX = 32  # packs of a shard before the emptiest are merged
 PACK_MERGE_BYTES = 8 * limits.MIB  # what one checkpoint rewrites at most to merge packs
@@ -64,8 +68,8 @@ class Flip(msgspec.Struct):
 class Checkpoint:
     """One checkpoint, start to end."""
 
-    def __init__(self, store: "Store", bounds: Limits, spent: Spent | None) -> None:
-        """`spent` is what destinations on other shards have no need of; none: they are all in this one."""
+    def __init__(self, store: "Store", bounds: Limits, unneeded: Unneeded | None) -> None:
+        """Other dead chunks of sources are stored; all may go if there are no sources, and `unneeded` is none."""
         engine = store.engine
         self._store = store
         self._bounds = bounds
@@ -78,7 +82,8 @@ class Checkpoint:
         self.retired: list[DataFile] = []
         self.moves: list[DataFile] = []  # segments that are cold from the commit on
         self._cold_deletes = ColdDeletes()
-        self._spent = spent  # dead chunks that no destination needs once this is done
+        self._unneeded = unneeded  # dead chunks that no destination needs once this is done
+        self._leaving: set[int] = set()
         self._unused: set[int] = set()  # files that nobody needed when the capture began
         self.committing = False  # a failure now leaves the snapshot in doubt
         self.needs_lsn = 0  # the log must be durable up to here before `write`
@@ -91,9 +96,9 @@ class Checkpoint:
         self._unused = {info.id for info in self._store.data_files.values() if is_unused(info)}
         topics = [topic for topic in self.dirty if topic.id in self._store.engine.state.by_id]
         topics += self._topics_of_sparse_packs(set(topics))
-        topics.sort(key=_forwarding_order)
-        if self._spent is None:
-            self._spent = [(topic, len(topic.spent)) for topic in topics if topic.spent]
+        if self._unneeded is None:
+            self._unneeded = [(topic, list(topic.spent)) for topic in topics if topic.spent]
+        self._leaving = {id(chunk) for _, chunks in self._unneeded for chunk in chunks}
         for topic in topics:
             self._capture(topic)
             yield
@@ -132,6 +137,7 @@ class Checkpoint:
         sources, segment, whole = self._sources(topic)
         if sources:
             topic.close_tags()
+        if sources and topic.chunks:
             topic.chunks[-1].open = False
         packs_from = self._store.next_file_id if whole else topic.packs_from
         entry = snapshot.encode_topic(topic, packs_from)
@@ -163,9 +169,12 @@ class Checkpoint:
                 if not topic.refilled:
                     break
                 continue
-            if chunk.live:
+            if chunk.live or topic.spent is not None:
                 unsealed.append(chunk)
         unsealed.reverse()
+        if topic.spent:
+            dead = [chunk for chunk in topic.spent if self._is_kept(topic, chunk)]
+            unsealed = sorted(unsealed + dead, key=lambda chunk: chunk.first_seq)
         fresh = [chunk for chunk in unsealed if chunk.file is None]
         records = sum(map(len, unsealed))
         size = sum(sum(chunk.sizes) for chunk in unsealed)
@@ -174,23 +183,34 @@ class Checkpoint:
         )
         segment = segment or (bool(unsealed) and self._aged(topic, unsealed[0]))
         if not segment and len(unsealed) - len(fresh) < PACK_CHUNKS_MAX and not self._rewrites(unsealed):
-            return [self._source(chunk) for chunk in fresh], False, False
-        return [self._source(chunk) for chunk in unsealed], segment, True
+            return self._sources_of(topic, fresh), False, False
+        return self._sources_of(topic, unsealed), segment, True
+
+    def _sources_of(self, topic: Topic, chunks: list[Chunk]) -> list[Source]:
+        spent = {id(chunk) for chunk in topic.spent or ()}  # all dead, although nobody wrote that down one by one
+        return [self._source(chunk, span(0, len(chunk)) if id(chunk) in spent else chunk.dead) for chunk in chunks]
+
+    def _is_kept(self, topic: Topic, chunk: Chunk) -> bool:
+        """Whether a dead chunk is to be stored with those of the unsealed end: a destination may want it."""
+        sealed = chunk.file is not None and chunk.file.kind == SEGMENT
+        logged = not topic.resident_from or chunk.last_seq < topic.resident_from
+        return logged and not sealed and id(chunk) not in self._leaving
 
     def _aged(self, topic: Topic, oldest: Chunk) -> bool:
         """A topic that already has segments closes its unsealed end after the segment age."""
-        grown = topic.chunks[0].file is not None and topic.chunks[0].file.kind == SEGMENT
+        first = topic.chunks[0].file if topic.chunks else None
+        grown = first is not None and first.kind == SEGMENT
         return grown and self._store.engine.state.now_ms - oldest.base_ts > self._bounds.segment_age_ms
 
     def _rewrites(self, chunks: list[Chunk]) -> bool:
         return any(chunk.file is not None and chunk.file.id in self._sparse for chunk in chunks)
 
-    def _source(self, chunk: Chunk) -> Source:
+    def _source(self, chunk: Chunk, dead: int) -> Source:
         handle = None
         if chunk.block is None:
             assert chunk.file is not None
             handle = self._store.handles.get(chunk.file)
-        return Source(chunk, chunk.block, chunk.dead, handle)
+        return Source(chunk, chunk.block, dead, handle)
 
     def _topics_of_sparse_packs(self, known: set[Topic]) -> list[Topic]:
         """When packs pile up, the topics in the emptiest ones are captured too, so that those packs can go."""
@@ -317,8 +337,8 @@ class Checkpoint:
                 if capture.sources:
                     yield from install(store, capture)
             yield
-        for topic, number in self._spent or ():
-            topic.let_go(number)
+        for topic, chunks in self._unneeded or ():
+            topic.let_go(chunks)
             store.engine.graves.note(topic)
 
     def abandon(self) -> None:
@@ -349,11 +369,6 @@ class Checkpoint:
                 wal.retire(files, number)
             except OSError as error:
                 log.warning("a log file that is no longer needed stays: %s", error)
-
-
-def _forwarding_order(topic: Topic) -> tuple[bool, bool]:
-    """Sources before their destinations: what is captured as dead in a source has been captured as a copy then."""
-    return topic.spent is None, topic.derived is not None
 
 
 def is_unused(info: DataFile) -> bool:

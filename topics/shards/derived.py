@@ -87,6 +87,8 @@ class Derivation:
         for name, generation in head.routers.items():  # they are there, unless a drop did not get to its end
             await self._links.link(LinkHead(name, generation, head.source, head.dest))
         await self._settled(topic)
+        # Copies whose sender gave up waiting may still have their turn to come.
+        await wait_for(lambda done, fail: self._engine.in_turn(topic, lambda: done(None), fail))
         self._find(head.dest, head.dest_id)
         known = topic.derived
         mark = self._wanted(topic, head)
@@ -165,7 +167,7 @@ class Derivation:
         derived = topic.derived
         if derived is None or derived.generation != head.generation or derived.missing or topic.removing:
             return None
-        return derived if derived.seq == head.from_seq else None
+        return derived if derived.seq == head.from_seq and not derived.taking else None
 
     def _fitting(self, topic: Topic, copies: Copies) -> int:
         """How many there is room for, in a topic that does not evict. Copies of one record stay together."""
@@ -203,9 +205,13 @@ class Derivation:
         derivation.note_id_time(topic, max(copies.times))
         reserve = topic.config.durability == "disk" and engine.needs_reserve(topic, last_seq)
         size = engine.pend(topic, event)
+        assert topic.derived is not None
+        topic.derived.taking = True
 
         def finish() -> None:
             engine.settle(topic, event, size)
+            if topic.derived is not None:
+                topic.derived.taking = False
             engine.apply_resident(topic, event)
             engine.register.set(topic.cell, last_seq)
             engine.log.bytes_since_checkpoint += copies.size

@@ -54,7 +54,7 @@ class Route:
         self.totals: dict[str, int] = {}
         self.cursor = 0  # everything up to here is forwarded, or not for these routers
         self._acked = 0  # as the destination knows it
-        self._earlier = source.head_seq  # what was there before may have been forwarded too
+        self.sent_through = source.head_seq  # no copies of anything above were made; those of an earlier life count
         self._names: tuple[str, ...] = ()
         self._generations: dict[str, int] = {}
         self._start = 0
@@ -92,19 +92,19 @@ class Route:
         self._wake.set()
 
     @property
-    def forwarded_through(self) -> int:
-        """The destination has no copies of anything above."""
-        return max(self.cursor, self._earlier)
+    def is_agreed(self) -> bool:
+        """Whether the destination wants to see nothing again, as far as is known here."""
+        return self._attached and self._wish is None
 
     @property
     def is_settled(self) -> bool:
         """Whether everything that the source shows now is forwarded."""
-        return self._attached and self._wish is None and self.cursor >= self._source.head_seq
+        return self.is_agreed and self.cursor >= self._source.head_seq
 
     async def settled(self) -> None:
         """Until what the source shows now is forwarded, or it turns out that the destination does not take it."""
         target = self._source.head_seq
-        while not (self._attached and self._wish is None and self.cursor >= target) and not self._pause_ms:
+        while not (self.is_agreed and self.cursor >= target) and not self._pause_ms:
             await self._moved.wait()
 
     # --- the worker -----------------------------------------------------------------------------------------------
@@ -262,6 +262,7 @@ class Route:
             "skipped": self._skipped,
             **more,
         }
+        self.sent_through = max(self.sent_through, to_seq)  # whether it is answered or not
         return await self._routers.ask(self._dest, method, head, copies)
 
     def _take(self, answer: Answer) -> None:

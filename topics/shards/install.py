@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from topics.core.bits import runs
 from topics.core.chunk import Chunk
-from topics.core.topic import Topic
+from topics.core.topic import Topic, release
 from topics.shards.captures import Capture, Output
 from topics.shards.regroup import shift
 
@@ -29,6 +29,7 @@ def install(store: "Store", capture: Capture) -> Iterator[None]:
             return
         _replace(store, topic, captured, group)
         yield
+    _forget_spent(topic, captured)
     if topic.flips:  # what was deleted in them meanwhile is owed by their successors
         topic.flips = [chunk for chunk in topic.flips if id(chunk) not in captured]
     topic.drop_tags(capture.last_seq)
@@ -58,10 +59,16 @@ def _replace(store: "Store", topic: Topic, captured: set[int], group: list[Outpu
     for chunk in stored:
         store.cache.add(chunk)
     for chunk in old:
-        chunk.gone = True
-        if chunk.file is not None:
-            chunk.file.chunks -= 1
-            chunk.file.live -= chunk.live
+        release(chunk)
+
+
+def _forget_spent(topic: Topic, captured: set[int]) -> None:
+    """Dead chunks that were captured, or have died since, have successors too."""
+    for chunk in topic.spent or ():
+        if id(chunk) in captured:
+            release(chunk)
+    if topic.spent:
+        topic.spent = [chunk for chunk in topic.spent if id(chunk) not in captured]
 
 
 def _take_over(topic: Topic, output: Output, old: list[Chunk]) -> bool:

@@ -48,8 +48,8 @@ def recover(
     cold: ColdTier | None = None,
     keep_spent: bool = False,
 ) -> Store:
-    """Bring the shard in this directory back, or start an empty one. With `keep_spent` topics keep what died in the
-    replay until `Routers` says who needs it."""
+    """Bring the shard in this directory back, or start an empty one. With `keep_spent` topics keep what is dead
+    and still stored, or died in the replay, until `Routers` says who may want it."""
     bounds = bounds or Limits()
     _make_directories(files)
     _leave_cache(files)
@@ -165,7 +165,7 @@ def _load_chunks(
             unreadable += [info] if index.lost_bytes else []
             for entry, chunk in datafile.chunks_of(info, index):
                 topic = state.by_id.get(entry.topic_id)
-                if topic is not None and chunk.last_seq >= _floor(topic) and not _is_superseded(topic, info):
+                if topic is not None and _counts(topic, chunk) and not _is_superseded(topic, info):
                     info.live += chunk.live
                     _kill_mask(chunk, datafile.read_flags(handle, chunk))
                     _lay_over(topic, chunk, unflipped[topic.id])
@@ -187,7 +187,7 @@ def _load_cold(
     deleted = SeqRanges.decode(info.deleted)
     index = read_cold_index(files, info, cold)
     for _, chunk in datafile.chunks_of(info, index):
-        if chunk.last_seq >= _floor(topic):
+        if _counts(topic, chunk):
             info.live += chunk.live
             _kill_mask(chunk, deleted.bits(chunk.first_seq, len(chunk))[0])
             found[topic.id].append(chunk)
@@ -222,6 +222,11 @@ def _uncovered(topic: Topic) -> list[tuple[int, int]]:
 
 def _floor(topic: Topic) -> int:
     return max(topic.evicted.floor, topic.delete_below)
+
+
+def _counts(topic: Topic, chunk: Chunk) -> bool:
+    """Whether something in it may be live, or wanted by a destination although it is dead."""
+    return chunk.last_seq >= _floor(topic) or topic.spent is not None
 
 
 def _is_superseded(topic: Topic, info: DataFile) -> bool:
@@ -271,6 +276,9 @@ def _attach(topic: Topic, chunks: list[Chunk]) -> None:
             topic.chunks.append(chunk)
             topic.count += chunk.live
             topic.bytes += chunk.live_bytes
+        elif topic.spent is not None:
+            _file_of(chunk).chunks += 1
+            topic.spent.append(chunk)
 
 
 def _file_of(chunk: Chunk) -> DataFile:

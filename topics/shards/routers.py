@@ -19,10 +19,10 @@ without asking all shards. What a crash leaves:
 """
 
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import islice
-from typing import Any, TypeVarTuple, Unpack
+from typing import Any
 
 import msgspec
 import trio
@@ -37,7 +37,6 @@ from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
 from topics.shards.book import Book
-from topics.shards.checkpoint import Spent
 from topics.shards.derived import METHODS as DERIVED_METHODS
 from topics.shards.derived import Derivation
 from topics.shards.forwarding import Route
@@ -60,13 +59,12 @@ from topics.shards.marks import Marks
 from topics.shards.peers import Peers, Sender
 from topics.shards.reader import BlockReader
 from topics.shards.store import Store
-from topics.shards.waiting import wait_for
+from topics.shards.waiting import at_once, wait_for
 
 log = logging.getLogger(__name__)
 NAME = "$routers"
 OWN = ("routers", "router.put", "router.drop", "router.state", "router.page")
 METHODS = (*OWN, *LINK_METHODS, *DERIVED_METHODS)
-ArgsT = TypeVarTuple("ArgsT")
 _encode = msgspec.msgpack.Encoder().encode
 _definition = msgspec.msgpack.Decoder(Definition)
 
@@ -115,7 +113,7 @@ class Routers:
 
     def _let_go(self, topic: Topic) -> None:
         """The topic is no source: what is dead in it is of use to nobody."""
-        topic.let_go(len(topic.spent or ()))
+        topic.let_go(topic.spent or ())
         topic.spent = None
         self.engine.graves.note(topic)
 
@@ -162,6 +160,14 @@ class Routers:
 
     def route(self, source: str, dest: str) -> Route | None:
         return self._routes.get((source, dest))
+
+    def sources(self) -> Iterator[Topic]:
+        found = (self.engine.state.topics.get(source) for source in self._pairs)
+        return (source for source in found if source is not None)
+
+    def dests(self, source: str) -> dict[str, Router]:
+        """The destinations of a source, each with one of the routers that lead there."""
+        return {dest: self._routers[next(iter(names))] for dest, names in self._pairs.get(source, {}).items()}
 
     def _refresh(self, edge: tuple[str, str]) -> None:
         """Begin, change or end the worker of a pair, as the definitions say."""
@@ -289,7 +295,7 @@ class Routers:
                 current = None
             async with self._paused(definition.edge):
                 if current is not None:
-                    await self._store(current)
+                    await self.store(current)
                 dest_id = await self._link(name, generation, definition)
                 start = current.start if current is not None else source.head_seq
                 router = Router(generation, definition, source.id, dest_id, start, self.engine.now())
@@ -363,7 +369,7 @@ class Routers:
         else:
             await peer.call("derived.unlink", head, deadline_ms=limits.CALL_DEADLINE_MS)
 
-    async def _store(self, router: Router) -> None:
+    async def store(self, router: Router) -> None:
         """Until the destination needs this router for nothing that it has."""
         dest = router.definition.dest
         head = {"dest": dest, "dest_id": router.dest_id}
@@ -378,35 +384,6 @@ class Routers:
             await self._unlink([name], router)
         except TopicsError as error:  # a link to nothing is in nobody's way
             log.warning("the link of router %s stays: %s", name, error)
-
-    def spent(self) -> Spent | None:
-        """Dead chunks that only destinations on other shards may need; none if there are no such destinations."""
-        if not any(self.peers.owner_of(dest) for dests in self._pairs.values() for dest in dests):
-            return None
-        sources = (self.engine.state.topics.get(source) for source in self._pairs)
-        return [(source, len(source.spent)) for source in sources if source is not None and source.spent]
-
-    async def stored_elsewhere(self, spent: Spent) -> Spent:
-        """Have destinations on other shards store their copies of what is dead here; what they have no need of then.
-
-        A shard that is down may want back what it was sent. What it was not sent goes, or it would pile up."""
-        edges = [(topic.name, dest) for topic, _ in spent for dest in self._pairs.get(topic.name, ())]
-        unstored = {edge for edge in edges if self.peers.owner_of(edge[1])}
-
-        async def store(edge: tuple[str, str], router: Router) -> None:
-            await self._store(router)
-            unstored.discard(edge)
-
-        calls = [(edge, self._routers[next(iter(self._pairs[edge[0]][edge[1]]))]) for edge in unstored]
-        with trio.move_on_after(limits.STORE_WAIT_MS / 1000), suppress(TopicsError):
-            await _at_once(store, calls)
-        for topic, number in spent:
-            routes = [route for edge, route in self._routes.items() if edge in unstored and edge[0] == topic.name]
-            if routes:
-                topic.let_go(number, max(route.forwarded_through for route in routes))
-                self.engine.graves.note(topic)
-        waited_for = {source for source, _ in unstored}
-        return [(topic, number) for topic, number in spent if topic.name not in waited_for]
 
     # --- the removal of topics ------------------------------------------------------------------------------------
 
@@ -426,11 +403,11 @@ class Routers:
             leaving = {name: self._routers[name] for name in self._out_of(topic)}
             for edge in {router.definition.edge for router in leaving.values()}:
                 await paused.enter_async_context(self._paused(edge))
-            await _at_once(self._store, [(router,) for router in leaving.values()])
+            await at_once(self.store, [(router,) for router in leaving.values()])
             removed = await wait_for(lambda done, fail: self.engine.remove_topic(topic.name, if_empty, done, fail))
             if not removed:
                 return False, []
-            await _at_once(self._try_unlink, list(leaving.items()))
+            await at_once(self._try_unlink, list(leaving.items()))
             await self._forget(list(leaving))
             for router in leaving.values():
                 self._refresh(router.definition.edge)
@@ -452,23 +429,6 @@ class Routers:
                 raise
             return True
         return bool(reply.head["dropped"])
-
-
-async def _at_once(method: Callable[[Unpack[ArgsT]], Awaitable[None]], calls: list[tuple[*ArgsT]]) -> None:
-    """All calls side by side. Raises what the first that failed raised."""
-    failed: list[TopicsError] = []
-
-    async def run(*args: *ArgsT) -> None:
-        try:
-            await method(*args)
-        except TopicsError as error:
-            failed.append(error)
-
-    async with trio.open_nursery() as nursery:
-        for args in calls:
-            nursery.start_soon(run, *args)
-    if failed:
-        raise failed[0]
 
 
 def _is_shown(head: RouterPageHead, name: str, definition: Definition) -> bool:

@@ -68,6 +68,7 @@ from topics.shards.polls import Polls
 from topics.shards.queues import METHODS as QUEUE_METHODS
 from topics.shards.queues import Queues
 from topics.shards.reader import BlockReader
+from topics.shards.remains import Remains
 from topics.shards.routers import METHODS as ROUTER_METHODS
 from topics.shards.routers import Routers
 from topics.shards.scheduler import Scheduler
@@ -106,6 +107,7 @@ class Service:
         self.sessions = sessions
         self.queues = queues
         self.routers = routers
+        self.remains = Remains(routers)
         queues.open(self.reader, self.log_times)
         self.polls = Polls()
         self.bodies = Bodies()

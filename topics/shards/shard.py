@@ -10,6 +10,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import trio
 
@@ -22,7 +23,7 @@ from topics.rpc.calls import Call, Handler
 from topics.shards import wal
 from topics.shards.backup import Backups
 from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot, expire_all
-from topics.shards.checkpoint import Spent
+from topics.shards.checkpoint import Unneeded
 from topics.shards.cold import ColdTier
 from topics.shards.cold_files import ColdFiles
 from topics.shards.committer import Committer, Threads
@@ -88,7 +89,8 @@ class Shard:
         self._poisoned = trio.Event()
         self._reason = ""
         self._checkpoints = trio.Lock()
-        self._backups = Backups(self._parts, self.checkpoint, self._checkpoints, self._peers.gate)
+        keep_all = partial(self._checkpoint_alone, [])  # another shard may hold still already: nobody is asked
+        self._backups = Backups(self._parts, keep_all, self._checkpoints, self._peers.gate)
         self.store: Store | None = None
         self.service: Service | None = None
         self.committer: Committer | None = None
@@ -263,7 +265,7 @@ class Shard:
     async def _finish(self) -> None:
         """Store everything, mark the log complete, close."""
         assert self.store is not None and self.committer is not None
-        await self.checkpoint()
+        await self._checkpoint_alone([])  # other shards stop too: nobody is asked what it wants
         self.store.engine.go_idle()
         await self.committer.flushed()
         await trio.to_thread.run_sync(self.committer.stop)
@@ -279,30 +281,27 @@ class Shard:
 
     # --- beside the calls -----------------------------------------------------------------------------------------
 
-    async def checkpoint(self, spent: Spent | None = None) -> bool:
+    async def checkpoint(self) -> bool:
         """One checkpoint, and whether it was made; only one runs at a time. Cancellation waits until it is whole."""
-        assert self.store is not None
-        done = False
-        async with self._checkpoints:
-            with trio.CancelScope(shield=True):
-                done = await self._checkpoint(self.store, spent)
-        return done
+        assert self.service is not None
+        return await self._checkpoint_alone(await self.service.remains.unneeded())
 
     async def stored(self, topic: Topic) -> bool:
         """Whether a checkpoint has everything that is in a topic now; one is made for it if need be."""
+        return await self._checkpoint_alone([], topic)
+
+    async def _checkpoint_alone(self, unneeded: Unneeded, only_for: Topic | None = None) -> bool:
         assert self.store is not None
         done = True
         async with self._checkpoints:
             with trio.CancelScope(shield=True):
-                done = not topic.dirty or await self._checkpoint(self.store)
+                if only_for is None or only_for.dirty:
+                    done = await self._checkpoint(self.store, unneeded)
         return done
 
-    async def _checkpoint(self, store: Store, spent: Spent | None = None) -> bool:
-        """`spent` is what other shards are known to have no need of; without it they may need everything."""
-        assert self.committer is not None and self.service is not None
-        if spent is None and self.service.routers.spent() is not None:
-            spent = []
-        work = store.begin_checkpoint(spent)
+    async def _checkpoint(self, store: Store, unneeded: Unneeded) -> bool:
+        assert self.committer is not None
+        work = store.begin_checkpoint(unneeded)
         try:
             await in_slices(work.capture())
             await self.committer.flushed(work.needs_lsn)
@@ -333,15 +332,8 @@ class Shard:
             await trio.sleep(CHECKPOINT_CHECK_S)
             aged = trio.current_time() - last >= limits.CHECKPOINT_INTERVAL_MS / 1000 and engine.dirty
             if engine.log.bytes_since_checkpoint >= limits.CHECKPOINT_WAL_BYTES or aged:
-                await self.checkpoint(await self._spent())
+                await self.checkpoint()
                 last = trio.current_time()
-
-    async def _spent(self) -> Spent | None:
-        """What is dead in sources of routers and stored by all destinations. Asked before the checkpoint begins, so
-        that two shards do not wait for one another."""
-        assert self.service is not None
-        spent = self.service.routers.spent()
-        return await self.service.routers.stored_elsewhere(spent) if spent else spent
 
     async def _watch_space(self) -> None:
         """Ask how much is free, and give back what many records that left at once still take."""

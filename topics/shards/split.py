@@ -103,7 +103,7 @@ def keep_only(directory: Path, mine: Collection[int], now_ms: int) -> None:
         _prune(store, links.NAME, lambda key, value: slot_of(_link(value).dest) in mine)
         _prune(store, sessions.NAME, lambda key, value: (wid := _wid(key)) is None or slot_of(wid) in mine)
         store.commit_all()
-        store.checkpoint()
+        store.checkpoint([])
         store.engine.go_idle()
         store.commit_all()
     finally:
@@ -116,7 +116,9 @@ def keep_only(directory: Path, mine: Collection[int], now_ms: int) -> None:
 
 
 def _open(directory: Path, now_ms: int) -> Store:
-    return recover(RealFiles(str(directory)), StillClock(now_ms), wal_file_bytes=limits.WAL_FIRST_FILE_BYTES)
+    """Also with what is dead: a destination on another shard, which crashed, may want it (remains.py)."""
+    files, size = RealFiles(str(directory)), limits.WAL_FIRST_FILE_BYTES
+    return recover(files, StillClock(now_ms), wal_file_bytes=size, keep_spent=True)
 
 
 def _facts(store: Store) -> dict[str, Facts]:

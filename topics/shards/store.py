@@ -11,7 +11,7 @@ from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.limits import Limits
 from topics.shards import datafile
-from topics.shards.checkpoint import Checkpoint, Spent, is_unused
+from topics.shards.checkpoint import Checkpoint, Unneeded, is_unused
 from topics.shards.cold import NOT_SET, ColdTier, ColdUnavailable, place_of
 from topics.shards.engine import Engine
 from topics.shards.files import Files
@@ -76,12 +76,12 @@ class Store:
 
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
-    def begin_checkpoint(self, spent: Spent | None = None) -> Checkpoint:
-        return Checkpoint(self, self.bounds, spent)
+    def begin_checkpoint(self, unneeded: Unneeded | None = None) -> Checkpoint:
+        return Checkpoint(self, self.bounds, unneeded)
 
-    def checkpoint(self) -> None:
+    def checkpoint(self, unneeded: Unneeded | None = None) -> None:
         """A whole checkpoint in one go, for callers with nothing else to do."""
-        work = self.begin_checkpoint()
+        work = self.begin_checkpoint(unneeded)
         for _ in work.capture():
             pass
         self.commit_all()
