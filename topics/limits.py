@@ -59,6 +59,7 @@ CLAIM_BYTES_MAX = 32 * MIB  # of the jobs of one claim together; one job is give
 NACK_DELAY_MS_MAX = 86_400_000
 NACK_REASON_BYTES_MAX = 1024
 JOB_PRIORITY_MAX = 9
+RECORD_TTL_MS_MAX = 10 * 366 * 86_400_000  # of a single record; what is to stay longer has no need of one
 JOB_DELAY_MS_MAX = 366 * 86_400_000  # how far ahead a job may be put off when it is written
 WORK_BATCH_BYTES = 1 * MIB  # of jobs pushed on a stream in one go
 WORK_GONE_MS = 500  # a stream whose queue is deleted waits this long to see what takes its place

@@ -49,6 +49,14 @@ def test_the_page_has_every_exit_status_and_command():
         assert f"`topics {' '.join(path)}" in page
 
 
+def test_records_for_a_while(topics: Commands) -> None:
+    topics.ok("topic", "append", "brief", '"short"', "--ttl-ms", "1")
+    topics.ok("topic", "append", "brief", '"long"', "--ttl", "600000")
+    wait_until(lambda: topics.ok("topic", "diff", "brief").count("\n") == 1, "the end of the short one")
+    assert '"long"' in topics.ok("topic", "diff", "brief")
+    assert topics("topic", "append", "brief", "1", "--ttl-ms", "0").returncode == 2
+
+
 def test_the_life_of_a_topic(topics: Commands) -> None:
     assert topics.ok("topic", "create", "life", "--durability", "fsync") == "life: created\n"
     values = ['{"a":  1e400}', '"\u0085 x"', "1.0"]

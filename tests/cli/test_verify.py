@@ -183,6 +183,27 @@ def test_frames_of_the_log_tell_what_they_are() -> None:
     assert not any(frame["kind"] == "unknown" for frame in (*frames, *others))
 
 
+def test_records_tell_what_they_have_beside_their_text() -> None:
+    _, jobs, plain = lines(GOLDEN / "packs/pack-0000000003.data")
+    assert {name: jobs.get(name) for name in ("priorities", "not_before", "expires", "origins")} == {
+        "priorities": 2, "not_before": 2, "expires": None, "origins": 2,
+    }  # fmt: skip
+    assert not {"priorities", "not_before", "expires", "origins"} & plain.keys()
+    (_, *shown), (_, *expiring) = (
+        [line for line in lines(GOLDEN / f"packs/pack-000000000{number}.data", "--data") if line["kind"] != "block"]
+        for number in (3, 4)
+    )
+    terms = [{k: v for k, v in line.items() if k not in ("kind", "text", "deleted", "tag")} for line in shown]
+    assert terms == [
+        {"seq": 1, "priority": 9},
+        {"seq": 2, "not_before": 61_000},
+        {"seq": 3, "origin": bytes(range(16)).hex()},
+        {"seq": 4, "priority": 3, "not_before": 2**40, "origin": bytes(16).hex()},
+        {"seq": 7},
+    ]
+    assert [line.get("expires") for line in expiring] == [None, 6000, 2**40, 7000, None, 8000]
+
+
 def test_payloads_are_shown_only_on_demand(left: Path) -> None:
     for path in [*left.glob("shard-*/wal/*.wal"), *left.glob("shard-*/segments/*/*")]:
         plain = run("inspect", str(path))

@@ -57,6 +57,7 @@ class Draft(NamedTuple):
     hops: int = 0
     due: int = 0
     origin: bytes = b""
+    expires: int = 0
 
 
 class Fact(NamedTuple):
@@ -73,6 +74,7 @@ class Fact(NamedTuple):
     hops: int
     due: int
     origin: bytes
+    expires: int
 
 
 @st.composite
@@ -93,6 +95,7 @@ def drafts(draw: st.DrawFn) -> Draft:
         draw(st.integers(0, 8)),
         draw(st.just(0) | st.integers(1, 2**64 - 1)),
         draw(st.just(b"") | st.binary(min_size=16, max_size=16)),
+        draw(st.just(0) | st.integers(1, 2**64 - 1)),
     )
 
 
@@ -115,6 +118,8 @@ def block_of(first_seq: int, base_ts: int, records: list[Draft]) -> Block:
             block.need_extras().due(index, draft.due)
         if draft.origin:
             block.need_extras().origins[index] = draft.origin
+        if draft.expires:
+            block.need_extras().expire(index, draft.expires)
     return block
 
 
@@ -135,6 +140,7 @@ def facts(block: Block) -> list[Fact]:
             block.hops[i],
             extras.dues.get(i) if extras.dues is not None else 0,
             extras.origins.get(i, b""),
+            extras.expiries.get(i) if extras.expiries is not None else 0,
         )
         for i in range(len(block))
     ]

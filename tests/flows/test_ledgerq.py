@@ -49,7 +49,15 @@ def test_headers(api, queue):
     assert job.meta == {"content-type": "text/plain", "trace": "abc"}
 
 
-def test_lifetimes(api, name):
+def test_the_lifetime_of_one_message(api, queue):
+    """EnqueueWithTTL: dequeues pass over what has expired."""
+    api.append(queue, [{"data": "short-lived", "ttl_ms": 200}, {"data": "stays"}, {"data": "long", "ttl_ms": 600_000}])
+    assert api.state(queue)["queue"]["ready"] == 3
+    wait_until(lambda: api.state(queue)["count"] == 2, "it to expire")
+    assert dequeue(api, queue, 9) == ["stays", "long"]
+
+
+def test_the_lifetime_of_all_messages(api, name):
     api.put_topic(name, type="queue", ttl_ms=200)
     api.append(name, [{"data": "short-lived"}])
     wait_until(lambda: api.state(name)["count"] == 0, "it to expire")

@@ -63,11 +63,13 @@ NAMES = (
     "packs/pack-0000000002.idx",
     "packs/pack-0000000003.data",
     "packs/pack-0000000003.idx",
+    "packs/pack-0000000004.data",
+    "packs/pack-0000000004.idx",
     "snapshot.1",
     "slots.used",
     "heads.reg",
 )
-SEGMENT_PATH, PACK_PATH, JOBS_PATH = NAMES[2], NAMES[4], NAMES[6]
+SEGMENT_PATH, PACK_PATH, JOBS_PATH, EXPIRING_PATH = NAMES[2], NAMES[4], NAMES[6], NAMES[8]
 
 
 # -- what the files hold
@@ -89,14 +91,20 @@ def block(first_seq: int, ts: int, n: int) -> Block:
     return block_of(first_seq, ts, drafts)
 
 
-def jobs(first_seq: int, ts: int) -> Block:
-    """Priorities, times before which a job must not be claimed, and copies that the server made."""
-    terms = [(9, 0, b""), (0, ts + 60_000, b""), (0, 0, bytes(range(16))), (3, 2**40, bytes(16))]
+def with_terms(first_seq: int, ts: int, *terms: tuple[int, int, bytes, int]) -> Block:
+    """Of each record its priority, the time before which it must not be claimed, where it was copied from, its end."""
     drafts = []
-    for seq, (priority, due, origin) in enumerate(terms, first_seq):
+    for seq, (priority, due, origin, expires) in enumerate(terms, first_seq):
         head = b'{"$seq":%d,"$ts":%d' % (seq, ts)
-        drafts.append(Draft(head + b',"data":1}', 0, b"", b"", len(head), 0, priority, 0, due, origin))
+        drafts.append(Draft(head + b',"data":1}', 0, b"", b"", len(head), 0, priority, 0, due, origin, expires))
     return block_of(first_seq, ts, drafts)
+
+
+JOBS = with_terms(
+    1, 1000, (9, 0, b"", 0), (0, 61_000, b"", 0), (0, 0, bytes(range(16)), 0), (3, 2**40, bytes(16), 0)
+)  # fmt: skip
+EXPIRING = with_terms(1, 1000, (0, 0, b"", 0), (0, 0, b"", 6_000), (0, 0, b"", 2**40))
+MIXED = with_terms(4, 2000, (2, 0, b"", 7_000), (0, 3000, bytes(16), 0), (0, 4000, b"", 8_000))
 
 
 CONFIG = intern(TopicConfig(ttl_ms=60_000, durability="fsync", priority=-5, dead_letter="jobs.dlq", auto_create=False))
@@ -130,7 +138,8 @@ SEGMENT_BLOCKS = [
     Stored(7, 3, block(20, 2**40, 1), 0b1),
 ]
 PACK_BLOCKS = [Stored(8, 4, block(1, 1000, 2), 0), Stored(9, 5, block(6, 3000, 3), 0b010)]
-JOB_BLOCKS = [Stored(10, 6, jobs(1, 1000), 0b0100), Stored(10, 6, block(7, 3000, 1), 0)]
+JOB_BLOCKS = [Stored(10, 6, JOBS, 0b0100), Stored(10, 6, block(7, 3000, 1), 0)]
+EXPIRING_BLOCKS = [Stored(11, 7, EXPIRING, 0b010), Stored(11, 7, MIXED, 0)]
 SLOTS = {0, 7, 8, 600, 1023}
 CELLS = [0x1122334455667788, 12, 0, 2**64 - 1, 65_536, 0, 0, 1]
 
@@ -156,15 +165,16 @@ def keys_of(seq: int) -> bytes:
     return window.encode(window.take_fresh())
 
 
-def infos() -> tuple[DataFile, DataFile, DataFile]:
+def infos() -> tuple[DataFile, ...]:
     return (
         DataFile(1, SEGMENT, SEGMENT_PATH, 0x5EED0001, 7),
         DataFile(2, PACK, PACK_PATH, 0x5EED0002),
         DataFile(3, PACK, JOBS_PATH, 0x5EED0003),
+        DataFile(4, PACK, EXPIRING_PATH, 0x5EED0004),
     )
 
 
-ALL_BLOCKS = (SEGMENT_BLOCKS, PACK_BLOCKS, JOB_BLOCKS)
+ALL_BLOCKS = (SEGMENT_BLOCKS, PACK_BLOCKS, JOB_BLOCKS, EXPIRING_BLOCKS)
 
 
 # -- writing them
@@ -195,7 +205,7 @@ def write_snapshot(files: Files, added: list[DataFile]) -> None:
     first.cut_lsn, first.next_topic_id, first.next_epoch, first.next_cell, first.next_file_id = 5, 8, 4, 2, 2
     first.added, first.now_ms = added[:1], 1_700_000_000_004
     log.commit([(6, b"\xc0"), (7, snapshot.encode_topic(topic_state(), 0))], first, [(7, keys_of(12))])
-    second.cut_lsn, second.next_topic_id, second.next_epoch, second.next_cell, second.next_file_id = 11, 11, 7, 4, 4
+    second.cut_lsn, second.next_topic_id, second.next_epoch, second.next_cell, second.next_file_id = 11, 12, 8, 4, 5
     second.added, second.removed_topics, second.removed_files, second.now_ms = added[1:], [6], [99], 1_700_000_000_009
     log.commit([(7, snapshot.encode_topic(topic_state(), 2))], second, [(7, keys_of(20))])
     log.close()
@@ -273,7 +283,7 @@ def test_the_golden_log_is_read(files):
     assert [number for number, _ in report.files] == [1, 2]
 
 
-@pytest.mark.parametrize("which", [0, 1, 2], ids=["segment", "pack", "jobs"])
+@pytest.mark.parametrize("which", range(4), ids=["segment", "pack", "jobs", "expiring"])
 def test_golden_data_files_are_read(files, which):
     info, items = infos()[which], ALL_BLOCKS[which]
     index = datafile.decode_index(golden(datafile.index_path(info.path)), info.id)
@@ -288,6 +298,7 @@ def test_golden_data_files_are_read(files, which):
         extras = item.block.extras
         assert chunk.ranks == (item.block.priorities if extras is not None and extras.ranked else None)
         assert chunk.dues == (extras.dues if extras is not None else None)
+        assert chunk.expiries == (extras.expiries if extras is not None else None)
     assert index.lost_bytes == 0
     os.unlink(Path(files._root) / datafile.index_path(info.path))
     info.size = len(golden(info.path))
@@ -307,8 +318,8 @@ def test_the_golden_tag_run_is_searched(files):
 def test_the_golden_snapshot_is_read(files):
     state = snapshot.read_snapshot(files)
     commit = state.commit
-    assert (commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell) == (11, 11, 7, 4)
-    assert (commit.next_file_id, commit.now_ms) == (4, 1_700_000_000_009)
+    assert (commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell) == (11, 12, 8, 4)
+    assert (commit.next_file_id, commit.now_ms) == (5, 1_700_000_000_009)
     assert [(info.id, info.kind, info.path, info.seed, info.topic_id) for info in state.files.values()] == [
         (info.id, info.kind, info.path, info.seed, info.topic_id) for info in infos()
     ]
@@ -389,12 +400,13 @@ def by_hand(data: bytes, at: int) -> dict[str, Any]:
         for _ in range(count):
             nodes.append(left[2 : 2 + u(left, 0, 2)])
             left = left[2 + u(left, 0, 2) :]
-    dues, origins = {}, {}
+    times: dict[int, dict[int, int]] = {1: {}, 3: {}}
+    origins = {}
     while u(data, at + 6, 2) & 16 and left:
         kind, length, part, left = left[0], u(left, 1, 4), left[5 : 5 + u(left, 1, 4)], left[5 + u(left, 1, 4) :]
-        if kind == 1:
+        if kind in times:
             k = length // 10
-            dues = {u(part, 2 * i, 2): u(part, 2 * k + 8 * i, 8) for i in range(k)}
+            times[kind] = {u(part, 2 * i, 2): u(part, 2 * k + 8 * i, 8) for i in range(k)}
         else:
             assert kind == 2
             origins = {u(part, 18 * i, 2): part[18 * i + 2 : 18 * i + 18] for i in range(length // 18)}
@@ -415,8 +427,9 @@ def by_hand(data: bytes, at: int) -> dict[str, Any]:
                 meta_lens[i],
                 priorities[i],
                 hops[i],
-                dues.get(i, 0),
+                times[1].get(i, 0),
                 origins.get(i, b""),
+                times[3].get(i, 0),
             )
             for i in range(n)
         ],
@@ -425,7 +438,7 @@ def by_hand(data: bytes, at: int) -> dict[str, Any]:
 
 
 def test_the_table_of_blocks_and_data_files():
-    for info, items, kind in zip(infos(), ALL_BLOCKS, (1, 2, 2), strict=True):
+    for info, items, kind in zip(infos(), ALL_BLOCKS, (1, 2, 2, 2), strict=True):
         data = golden(info.path)
         assert data[:8] == b"TOPICSDF"
         assert (u(data, 8, 4), u(data, 12, 4)) == (1, kind)
@@ -438,7 +451,7 @@ def test_the_table_of_blocks_and_data_files():
             assert found["records"] == [
                 tuple(fact)[2:3] + tuple(fact)[1:2] + tuple(fact)[3:] for fact in facts(item.block)
             ]
-            flags = 1 * item.block.crlf + 2 * bool(item.block.tags) + 16 * (item.block is JOB_BLOCKS[0].block)
+            flags = 1 * item.block.crlf + 2 * bool(item.block.tags) + 16 * (item.block in (JOBS, EXPIRING, MIXED))
             assert found["version, kind, flags"] == (1, 0, flags)
             assert found["first_seq, base_ts"] == (item.block.first_seq, item.block.base_ts)
             assert found["stored"]
@@ -483,6 +496,17 @@ def test_the_table_of_the_columns_of_jobs():
     assert part[:4] == bytes((9, 0, 0, 3))
     assert (u(part, 4, 2), u(part, 6, 2), u(part, 8, 2)) == (2, 1, 3)
     assert (u(part, 10, 8), u(part, 18, 8), len(part)) == (61_000, 2**40, 26)
+
+
+def test_the_table_of_the_columns_of_records_that_expire():
+    data = golden(datafile.index_path(EXPIRING_PATH))
+    assert [struct.unpack_from("<5Q4I", data, 64 + 56 * i)[7] for i in range(2)] == [8, 2 | 4 | 8]
+    part = data[-8 - u(data, 56, 8) : -8]
+    assert struct.unpack_from("<HHHQQ", part) == (2, 1, 2, 6_000, 2**40)
+    assert part[22:25] == bytes((2, 0, 0))
+    assert struct.unpack_from("<HHHQQ", part, 25) == (2, 1, 2, 3_000, 4_000)
+    assert struct.unpack_from("<HHHQQ", part, 47) == (2, 0, 2, 7_000, 8_000)
+    assert len(part) == 69
 
 
 def test_the_table_of_the_snapshot():

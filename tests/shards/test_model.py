@@ -55,6 +55,7 @@ drafts = st.builds(
     node=st.sampled_from(NODES),
     meta=st.sampled_from((b"", b"", b'{"m":"1"}')),
     dedup=st.none(),
+    ttl_ms=st.sampled_from((None, None, None, 5, 20)),
 )
 # Few keys, so that most of them come again: in the same write, in later ones, in other topics.
 keyed = st.builds(
@@ -64,6 +65,7 @@ keyed = st.builds(
     node=st.none(),
     meta=st.just(b""),
     dedup=st.sampled_from((None, "d1", "d2", "d3", "k1")),
+    ttl_ms=st.sampled_from((None, None, 20)),
 )
 batches = st.one_of(
     st.lists(drafts, min_size=1, max_size=4), st.builds(lambda d, n: [d] * n, drafts, st.integers(1, 300))

@@ -16,7 +16,7 @@ from topics.core.requests import decode_append
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
-from topics.shards.boardslot import expire_all
+from topics.shards.expiry import expire_all
 from topics.shards.quota import BoardQuota, grows_by
 from topics.testing.drafts import Draft
 from topics.testing.driver import Driver

@@ -168,6 +168,9 @@ def remove(api: Api, as_json: bool, name: str, if_empty: bool, yes: bool) -> Non
 @click.option("--priority", type=click.IntRange(0, 9), help="Queue: how urgent every job is, 0 to 9.")
 @click.option("--delay-ms", type=click.IntRange(0), help="Queue: nobody gets the jobs for this long.")
 @click.option("--not-before", type=click.IntRange(0), help="Queue: nobody gets the jobs before this time, in unix ms.")
+@click.option(
+    "--ttl-ms", "--ttl", type=click.IntRange(1), help="Every record is gone after this long, as if it were deleted."
+)
 @click.option("--node", help="Node id of the writer.")
 @click.option("--meta", multiple=True, metavar="NAME=VALUE", help="A member of every record's meta.")
 @click.option("--idempotency-key", help="Sent again with the same key, it is written once. Batches get key-2, key-3 …")
@@ -186,6 +189,7 @@ def append(api: Api, as_json: bool, name: str, data: tuple[str, ...], **options:
       topics topic append orders '{"id": 1}' '{"id": 2}' --tag customer-7
       topics topic append notes --text 'tea is ready'
       topics topic append jobs '{"resize": "a.png"}' --priority 9 --delay-ms 60000
+      topics topic append codes '{"user": 7, "code": "1234"}' --ttl-ms 300000
       zcat events.jsonl.gz | topics topic append events --idempotency-key import-1
     """
     from topics.cli import records
@@ -197,7 +201,7 @@ def append(api: Api, as_json: bool, name: str, data: tuple[str, ...], **options:
         file = Path("-")
     if options["dedup_key"] is not None and (len(data) != 1 or file is not None or options["whole"]):
         raise click.UsageError("--dedup-key is of one DATA; with --records each line may have its own dedup_key")
-    wanted = ("tag", "dedup_key", "priority", "delay_ms", "not_before")
+    wanted = ("tag", "dedup_key", "priority", "delay_ms", "not_before", "ttl_ms")
     each = {name: options[name] for name in wanted if options[name] is not None}
     if meta := _pairs(options["meta"]):
         each["meta"] = meta

@@ -9,7 +9,7 @@ from urllib.parse import quote
 import httpx
 
 TIMEOUT_S = 30.0
-Record = Mapping[str, Any]  # data, and perhaps tag, node, meta; in a queue also priority, delay_ms or not_before
+Record = Mapping[str, Any]  # data, perhaps tag, node, meta, ttl_ms; in a queue also priority, delay_ms or not_before
 
 
 class ApiError(Exception):

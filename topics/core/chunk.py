@@ -9,7 +9,7 @@ from array import array
 
 from topics.core.bits import span
 from topics.core.block import Block
-from topics.core.extras import Dues
+from topics.core.extras import Times
 
 
 class DataFile:
@@ -34,8 +34,8 @@ class Chunk:
     """One block's worth of a topic's log."""
 
     __slots__ = (
-        "base_ts", "block", "dead", "dues", "file", "first_seq", "flags_dirty", "gone", "length", "live", "live_bytes",
-        "offset", "open", "ranks", "sizes", "tagged", "ts",
+        "base_ts", "block", "dead", "dues", "expiries", "file", "first_seq", "flags_dirty", "gone", "length", "live",
+        "live_bytes", "offset", "open", "ranks", "sizes", "tagged", "ts",
     )  # fmt: skip
 
     def __init__(self, first_seq: int, base_ts: int, ts: "array[int]", sizes: "array[int]") -> None:
@@ -54,7 +54,8 @@ class Chunk:
         self.tagged = False
         self.gone = False  # no longer part of its topic's log
         self.ranks: bytes | bytearray | None = None  # priorities, if some are not 0
-        self.dues: Dues | None = None  # when records may first be claimed, if some have to wait
+        self.dues: Times | None = None  # when records may first be claimed, if some have to wait
+        self.expiries: Times | None = None  # as a start has found them, until the topic has taken them over
         self.flags_dirty = False  # deleted since its file's delete flags were last written
 
     @classmethod

@@ -1,10 +1,12 @@
-"""What some records have beside their text: when they may first be claimed, and whose copies they are.
+"""What some records have beside their text: when they may first be claimed, when their own time is over, and whose
+copies they are.
 
 A block that has nothing of the kind has no `Extras` at all. In its bytes they are the typed extensions at the end of
 the side part, each u8 type, u32 length, then:
 
     1 not before   k times u16 index of the record, then k times u64 unix ms; by index
     2 origin       k times u16 index of the record and 16 bytes; by index
+    3 expires      as 1
 
 The origin of a record that the server itself copied is a digest of where it was: a copy that may have been made before
 a crash is found by it. Readers never see it.
@@ -15,19 +17,19 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 
-NOT_BEFORE, ORIGIN = 1, 2
+NOT_BEFORE, ORIGIN, EXPIRES = 1, 2, 3
 ORIGIN_BYTES = 16
 _HEAD = struct.Struct("<BI")
 _ORIGIN = struct.Struct("<H16s")
-_DUE_BYTES = 10
+TIME_BYTES = 10
 
 
 class BadExtras(ValueError):
     """These bytes are not extensions of this version."""
 
 
-class Dues:
-    """The times before which records of one block must not be claimed; by index, ascending. Ten bytes each."""
+class Times:
+    """A time for some records of one block; by index, ascending. Ten bytes each."""
 
     __slots__ = ("_mask", "_masked", "at", "when")
 
@@ -37,7 +39,7 @@ class Dues:
         self._mask = self._masked = 0
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Dues) and self.at == other.at and self.when == other.when
+        return isinstance(other, Times) and self.at == other.at and self.when == other.when
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
         return iter(zip(self.at, self.when, strict=True))
@@ -63,37 +65,52 @@ class Dues:
         return self.at.tobytes() + self.when.tobytes()
 
     @classmethod
-    def decode(cls, data: bytes, n: int) -> "Dues":
+    def decode(cls, data: bytes, n: int) -> "Times":
         """Of a block of `n` records. Raises BadExtras."""
-        count = len(data) // _DUE_BYTES
+        count = len(data) // TIME_BYTES
         at, when = array("H", data[: 2 * count]), array("Q", data[2 * count :])
-        if not count or len(data) % _DUE_BYTES or at[-1] >= n or sorted(set(at)) != at.tolist():
+        if not count or len(data) % TIME_BYTES or at[-1] >= n or sorted(set(at)) != at.tolist():
             raise BadExtras("the times of a block do not fit its records")
         return cls(at, when)
 
 
 class Extras:
-    __slots__ = ("dues", "origins", "ranked")
+    __slots__ = ("dues", "expiries", "origins", "ranked")
 
     def __init__(self) -> None:
         self.ranked = False  # some priority is not 0; the block has a column of them anyhow
-        self.dues: Dues | None = None
+        self.dues: Times | None = None  # before which records must not be claimed
+        self.expiries: Times | None = None  # from which on they are gone
         self.origins: dict[int, bytes] = {}
 
     def __bool__(self) -> bool:
-        return self.ranked or self.dues is not None or bool(self.origins)
+        return self.has_terms or self.expiries is not None or bool(self.origins)
+
+    @property
+    def has_terms(self) -> bool:
+        """Whether a queue has to know, because its jobs are not all alike."""
+        return self.ranked or self.dues is not None
 
     def due(self, index: int, when: int) -> None:
         """To be called in the order of the records."""
         if self.dues is None:
-            self.dues = Dues()
+            self.dues = Times()
         self.dues.add(index, when)
+
+    def expire(self, index: int, when: int) -> None:
+        """To be called in the order of the records."""
+        if self.expiries is None:
+            self.expiries = Times()
+        self.expiries.add(index, when)
 
     def take(self, other: "Extras", low: int, high: int, shift: int) -> None:
         """Take over what the records [low, high) of another block have; the first of them is `shift` here."""
         for index, when in other.dues or ():
             if low <= index < high:
                 self.due(shift + index - low, when)
+        for index, when in other.expiries or ():
+            if low <= index < high:
+                self.expire(shift + index - low, when)
         for index, origin in other.origins.items():
             if low <= index < high:
                 self.origins[shift + index - low] = origin
@@ -107,6 +124,9 @@ class Extras:
         if self.origins:
             data = b"".join(_ORIGIN.pack(index, origin) for index, origin in self.origins.items())
             parts += [_HEAD.pack(ORIGIN, len(data)), data]
+        if self.expiries is not None:
+            data = self.expiries.encode()
+            parts += [_HEAD.pack(EXPIRES, len(data)), data]
         return b"".join(parts)
 
     def decode(self, data: bytes, n: int) -> None:
@@ -124,7 +144,9 @@ class Extras:
             if len(part) != length:
                 raise BadExtras("an extension is cut off")
             if kind == NOT_BEFORE:
-                self.dues = Dues.decode(part, n)
+                self.dues = Times.decode(part, n)
+            elif kind == EXPIRES:
+                self.expiries = Times.decode(part, n)
             elif kind == ORIGIN and not length % _ORIGIN.size:
                 self.origins = dict(_ORIGIN.iter_unpack(part))
             else:

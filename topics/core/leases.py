@@ -478,7 +478,7 @@ class Leases:
 
     def enlist(self, topic: "Topic", block: Block) -> None:
         """Jobs are about to come in, perhaps with priorities or times."""
-        if block.extras is None or not (block.extras.ranked or block.extras.dues is not None):
+        if block.extras is None or not block.extras.has_terms:
             return
         if self.line is None:
             self.line = Line(topic)

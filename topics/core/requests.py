@@ -35,6 +35,7 @@ class RecordIn(msgspec.Struct, frozen=True, gc=False):
     priority: int | None = None  # these three are for queues: see terms.py
     delay_ms: int | None = None
     not_before: int | None = None
+    ttl_ms: int | None = None  # see terms.py too, but for any topic
 
 
 class AppendBody(msgspec.Struct, frozen=True):
@@ -75,7 +76,7 @@ class Append(msgspec.Struct, frozen=True):
     disable_backpressure: bool
     may_configure: bool = True  # False: whoever sent this must not choose what a new topic is like
     dedups: tuple[tuple[int, bytes], ...] = ()  # (index, digest) of the records that have a dedup_key (dedup.py)
-    has_terms: bool = False  # some record has a priority or a time
+    has_terms: bool = False  # some record has a lifetime, a priority or a time
     copied: bool = False  # by the server itself
     origin: bytes = b""  # of the first record of a copy, if it has to be found again (extras.py)
 
@@ -143,7 +144,12 @@ def decode_append(
         _check_record(index, record, bounds)
         if record.dedup_key is not None:
             dedups.append((index, _dedup_digest(index, record.dedup_key)))
-        if record.priority is not None or record.delay_ms is not None or record.not_before is not None:
+        if (
+            record.priority is not None
+            or record.delay_ms is not None
+            or record.not_before is not None
+            or record.ttl_ms is not None
+        ):
             check_term(index, record)
             has_terms = True
     if parsed.node is not None:

@@ -277,7 +277,8 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     if event.first_seq <= topic.head_seq:
         return topic
     for block in event.blocks:
-        if block.extras is not None and topic.config.type == "queue" and not state.replaying:
+        extras = block.extras
+        if extras is not None and extras.has_terms and topic.config.type == "queue" and not state.replaying:
             leases_of(topic).enlist(topic, block)  # before: the topic may join it with others
     if event.blocks:
         topic.append(event.blocks, event.ts)

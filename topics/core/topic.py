@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
+from topics.core import lifetimes
 from topics.core.bits import runs, span
 from topics.core.block import Block
 from topics.core.chunk import Chunk, excess_in
@@ -23,6 +24,7 @@ from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
 from topics.core.names import is_hidden_name
 from topics.core.ranges import SeqRanges
 from topics.core.tags import GENERATION_RECORDS, TagGeneration
+from topics.core.timetable import Timetable
 
 if TYPE_CHECKING:
     from topics.core.derivation import Derived
@@ -40,10 +42,10 @@ _last_ts = attrgetter("last_ts")
 class Topic:
     __slots__ = (
         "__weakref__", "applied_lsn", "becoming", "buried", "bytes", "ceiling", "cell", "chunks", "config", "count",
-        "delete_below", "derived", "dirty", "epoch", "evicted", "flips", "groups", "head_seq", "held", "hidden",
-        "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases", "name", "next_seq", "packs_from",
-        "parked", "pending", "pending_bytes", "pending_keys", "pending_records", "published", "queued_ms", "refilled",
-        "removing", "reserved", "resident_from", "spent", "tag_generations", "waiters",
+        "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "flips", "groups", "head_seq", "held",
+        "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases", "name", "next_seq",
+        "packs_from", "parked", "pending", "pending_bytes", "pending_keys", "pending_records", "published", "queued_ms",
+        "refilled", "removing", "reserved", "resident_from", "spent", "tag_generations", "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
@@ -64,6 +66,7 @@ class Topic:
         self.evicted = Evicted()
         self.holes = Holes()
         self.delete_below = 0
+        self.expiries: Timetable | None = None  # of records with a lifetime of their own (lifetimes.py)
         self.keys: KeyWindow | None = None
         self.tag_generations: list[tuple[int, TagGeneration]] = []  # (last seq it covers or 0 while open, index)
         self.last_write_ms: int | None = None
@@ -158,6 +161,8 @@ class Topic:
         self.count += len(block)
         if block.tags:
             self._index_tags(block)
+        if block.extras is not None and block.extras.expiries is not None:
+            lifetimes.note(self, block.first_seq, block.extras.expiries)
         if tail is not None and tail.open and tail.last_seq + 1 == block.first_seq and _takes(tail, block):
             self.bytes += tail.extend(block)
             return
@@ -370,6 +375,8 @@ class Topic:
             deleted += self.strike(prepared.strikes_in(self.chunks))
         elif ranges is not None:
             deleted += self.strike(strikes_in(self.chunks, ranges))
+        if self.expiries is not None and ranges is not None:
+            lifetimes.forget(self, ranges)
         self._pop_dead_front()
         return deleted
 
@@ -435,6 +442,7 @@ class Topic:
     def release_all(self) -> None:
         """The topic is removed: its files are given back, as for a front."""
         self.tag_generations = []
+        self.expiries = None
         self.let_go(self.spent or ())
         self.spent = None
         self._drop_front(len(self.chunks))

@@ -93,6 +93,10 @@ def _instance(
     yield gauge("topics_routers", "Routers.", total("routers"))
     yield gauge("topics_records_live", "Live records of all topics.", total("records_live"))
     yield gauge("topics_bytes_live", "Live bytes of all topics.", total("bytes_live"))
+    expired = Family(
+        "topics_records_expired_total", "counter", "Records whose time was over: their topic's or their own."
+    )
+    yield expired.add(total("expired"))
     yield gauge("topics_data_bytes", "Bytes of the data files on disk, as they are stored.", total("data_bytes"))
     yield gauge("topics_cold_segments", "Segments in the cold directory.", total("cold_segments"))
     yield gauge("topics_cold_bytes", "Bytes of the segments in the cold directory.", total("cold_bytes"))

@@ -3,8 +3,6 @@
 The slot outlives the process. Until replay is through, what an earlier life said it holds stands; it is still on disk.
 """
 
-from collections.abc import Iterator
-
 import trio
 
 from topics.board import FSYNC_BOUNDS_US, PROGRESS_WHOLE, Board
@@ -65,11 +63,3 @@ class BoardSlot:
         slot.set("fsync_us_sum", times.sum_us)
         for name, count in zip(BUCKETS, times.buckets, strict=True):
             slot.set(name, count)
-
-
-def expire_all(engine: Engine) -> Iterator[None]:
-    """Let go what has expired in topics that nobody touches, a topic at a time: it must not fill the quota."""
-    for topic in list(engine.state.by_id.values()):
-        if topic.config.ttl_ms and topic.count:
-            engine.expire(topic)
-        yield

@@ -11,7 +11,7 @@ import trio
 
 from topics import errors
 from topics.errors import TopicsError
-from topics.shards.boardslot import expire_all
+from topics.shards.expiry import expire_all
 from topics.shards.files import Files
 from topics.shards.slices import in_slices
 from topics.shards.store import Store

@@ -42,6 +42,7 @@ from topics.core.state import ShardState
 from topics.core.topic import SEQ_BASE, Topic
 from topics.errors import TopicsError
 from topics.ids import slot_of
+from topics.shards import expiry
 from topics.shards.answers import Appending, Done, Fail, Pending, Rendered, Retries
 from topics.shards.files import Register
 from topics.shards.graves import Graves
@@ -73,6 +74,7 @@ class Engine:
         self.memory = KeyMemory(state)
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
+        self.expired = 0  # records whose time was over, since the start
         self.poisoned: str | None = None
         self.on_change: Callable[[Topic], None] = Topic.run_waiters  # when its readers look again
         self.space_bytes: int | None = None  # free for new data, None while unknown
@@ -88,13 +90,9 @@ class Engine:
         return state.now_ms
 
     def expire(self, topic: Topic) -> None:
-        """Let go what has expired by now. The next checkpoint has to store that it did, before its files go."""
-        if not topic.config.ttl_ms:
-            return
-        before, records, size = topic.evicted.ttl_seq, topic.count, topic.bytes
-        topic.expire(self.now())
-        if topic.evicted.ttl_seq != before:
-            self.note_change(topic, records, size)
+        """Let go what is over by now. To be called before anybody looks at the topic."""
+        if topic.config.ttl_ms or topic.expiries is not None:
+            expiry.expire(self, topic)
 
     # --- commands -------------------------------------------------------------------------------------------------
 
@@ -110,6 +108,7 @@ class Engine:
             return
         if self._parks(topic, lambda: self.put_topic(name, patch, done, fail), fail):
             return
+        self.expire(topic)  # by what it was until now
         update = core.decide_update(topic, patch, self.now())
         if update is None:
             done((topic, False))

@@ -162,7 +162,8 @@ def _stored(frame: bytes, offset: int, block: Block, head: BlockHead, seed: int,
     yield {
         "offset": offset, "kind": "block", "topic_id": head.topic_id, "epoch": head.epoch, "first_seq": head.first_seq,
         "n": head.n, "deleted": dead.bit_count(), "base_ts": head.base_ts, "bytes": head.frame_len,
-        "text_bytes": head.text_len, **_packing(frame, head), "tagged": bool(block.tags), "check": check,
+        "text_bytes": head.text_len, **_packing(frame, head), "tagged": bool(block.tags), **_numbers(block),
+        "check": check,
     }  # fmt: skip
     if with_data and (check or not head.packed):
         yield from _records(block, dead)
@@ -177,6 +178,32 @@ def _packing(frame: bytes, head: BlockHead) -> Line:
         return {"stored_bytes": head.stored_len}
 
 
+def _numbers(block: Block) -> Line:
+    """How many of its records have what most have not."""
+    extras = block.extras
+    if extras is None:
+        return {}
+    numbers = {"priorities": len(block) - block.priorities.count(0), "origins": len(extras.origins)}
+    for name, times in (("not_before", extras.dues), ("expires", extras.expiries)):
+        numbers[name] = len(times.at) if times is not None else 0
+    return {name: number for name, number in numbers.items() if number}
+
+
+def _terms(block: Block, index: int) -> Line:
+    """What a record has beside its text."""
+    extras = block.extras
+    if extras is None:
+        return {}
+    origin = extras.origins.get(index)
+    terms = {
+        "priority": block.priorities[index],
+        "not_before": extras.dues.get(index) if extras.dues is not None else 0,
+        "expires": extras.expiries.get(index) if extras.expiries is not None else 0,
+        "origin": origin.hex() if origin is not None else "",
+    }
+    return {name: value for name, value in terms.items() if value}
+
+
 def _records(block: Block, dead: int) -> Iterator[Line]:
     for index in range(len(block)):
         line: Line = {"kind": "record", "seq": block.first_seq + index}
@@ -184,6 +211,7 @@ def _records(block: Block, dead: int) -> Iterator[Line]:
             line["tag"] = block.tag(index).decode(errors="replace")
         if dead >> index & 1:
             line["deleted"] = True
+        line |= _terms(block, index)
         yield line | {"text": block.record(index).decode(errors="replace")}
 
 

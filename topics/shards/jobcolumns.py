@@ -1,7 +1,8 @@
-"""The last part of an index file: priorities and times of jobs, so that a start does not read their blocks.
+"""The last part of an index file: priorities and times of records, so that a start does not read their blocks.
 
-Per block, in the order of the blocks: with entry flag 2 its n priorities, a byte each; with flag 4 a u16 k, then the
-k times of its records (core/extras.py). Blocks without either, and that is most, take no room.
+Per block, in the order of the blocks: with entry flag 2 its n priorities, a byte each; with flag 4 a u16 k, then the k
+times before which its records must not be claimed; with flag 8 as with 4 the times from which on they are gone
+(core/extras.py). Blocks without any, and that is most, take no room.
 """
 
 import struct
@@ -10,36 +11,35 @@ from typing import NamedTuple
 
 from topics.core.block import Block
 from topics.core.chunk import Chunk
-from topics.core.extras import BadExtras, Dues
+from topics.core.extras import TIME_BYTES, BadExtras, Extras, Times
 
-RANKED, TIMED = 2, 4  # flags of an entry; 1 is taken for tags
+RANKED, TIMED, EXPIRING = 2, 4, 8  # flags of an entry; 1 is taken for tags
 _U16 = struct.Struct("<H")
-_DUE_BYTES = 10
+_NO_EXTRAS = Extras()
 
 
 class JobColumns(NamedTuple):
     """Of one block."""
 
-    ranks: bytes | None
-    dues: Dues | None
+    ranks: bytes | None = None
+    dues: Times | None = None
+    expiries: Times | None = None
 
     def fits(self, block: Block) -> bool:
         """Whether the block says the same."""
-        extras = block.extras
-        ranked = extras is not None and extras.ranked
-        return self.ranks == (bytes(block.priorities) if ranked else None) and self.dues == (
-            extras.dues if extras is not None else None
-        )
+        extras = block.extras if block.extras is not None else _NO_EXTRAS
+        return self == (bytes(block.priorities) if extras.ranked else None, extras.dues, extras.expiries)
 
 
-NOTHING = JobColumns(None, None)
+NOTHING = JobColumns()
 
 
 def flags_of(block: Block) -> int:
     extras = block.extras
     if extras is None:
         return 0
-    return (RANKED if extras.ranked else 0) | (TIMED if extras.dues is not None else 0)
+    flags = RANKED if extras.ranked else 0
+    return flags | (TIMED if extras.dues is not None else 0) | (EXPIRING if extras.expiries is not None else 0)
 
 
 def encode(blocks: Iterable[Block]) -> bytes:
@@ -49,8 +49,9 @@ def encode(blocks: Iterable[Block]) -> bytes:
             continue
         if block.extras.ranked:
             parts.append(bytes(block.priorities))
-        if block.extras.dues is not None:
-            parts += [_U16.pack(len(block.extras.dues.at)), block.extras.dues.encode()]
+        for times in (block.extras.dues, block.extras.expiries):
+            if times is not None:
+                parts += [_U16.pack(len(times.at)), times.encode()]
     return b"".join(parts)
 
 
@@ -58,26 +59,32 @@ def decode(data: bytes, entries: Sequence[tuple[int, int, int]]) -> dict[int, Jo
     """By the offset of the block. `entries` are offset, number of records, flags. Raises BadExtras."""
     columns, at = {}, 0
     for offset, n, flags in entries:
-        ranks = dues = None
+        ranks = dues = expiries = None
         if flags & RANKED:
             ranks = data[at : at + n]
             at += n
             if len(ranks) != n:
                 raise BadExtras("priorities are cut off")
         if flags & TIMED:
-            if len(data) - at < _U16.size:
-                raise BadExtras("times are cut off")
-            (count,) = _U16.unpack_from(data, at)
-            end = at + _U16.size + _DUE_BYTES * count
-            dues = Dues.decode(data[at + _U16.size : end], n)
-            at = end
-        if ranks is not None or dues is not None:
-            columns[offset] = JobColumns(ranks, dues)
+            dues, at = _decode_times(data, at, n)
+        if flags & EXPIRING:
+            expiries, at = _decode_times(data, at, n)
+        if flags & (RANKED | TIMED | EXPIRING):
+            columns[offset] = JobColumns(ranks, dues, expiries)
     if at != len(data):
         raise BadExtras("the columns of jobs do not add up")
     return columns
 
 
+def _decode_times(data: bytes, at: int, n: int) -> tuple[Times, int]:
+    """The times that begin at `at`, and where they end."""
+    if len(data) - at < _U16.size:
+        raise BadExtras("times are cut off")
+    (count,) = _U16.unpack_from(data, at)
+    end = at + _U16.size + TIME_BYTES * count
+    return Times.decode(data[at + _U16.size : end], n), end
+
+
 def hang(chunk: Chunk, columns: JobColumns | None) -> None:
     if columns is not None:
-        chunk.ranks, chunk.dues = columns
+        chunk.ranks, chunk.dues, chunk.expiries = columns

@@ -57,6 +57,7 @@ def collect(
         "routers": engine.holdings.routers,
         "records_live": totals.records,
         "bytes_live": totals.bytes,
+        "expired": engine.expired,
         "idempotency_keys": engine.state.keys,
         "wal": {
             "frames": engine.log.counters.frames,

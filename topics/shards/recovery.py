@@ -13,7 +13,7 @@ import xxhash
 
 from topics import limits
 from topics.clock import Clock
-from topics.core import derivation
+from topics.core import derivation, lifetimes
 from topics.core.chunk import Chunk, DataFile
 from topics.core.events import IDLE, CreatedAndAppended, Event, Marked, RangeLost, WentIdle, decode_event
 from topics.core.loss import CORRUPT, CRASH
@@ -174,6 +174,7 @@ def _load_chunks(
             handle.close()
     for topic_id, chunks in found.items():
         _attach(state.by_id[topic_id], chunks)
+        lifetimes.recall(state.by_id[topic_id])
     return unreadable
 
 

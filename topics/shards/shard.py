@@ -22,12 +22,13 @@ from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
 from topics.shards import wal
 from topics.shards.backup import Backups
-from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot, expire_all
+from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot
 from topics.shards.checkpoint import Unneeded
 from topics.shards.cold import ColdTier
 from topics.shards.cold_files import ColdFiles
 from topics.shards.committer import Committer, Threads
 from topics.shards.compaction import compact
+from topics.shards.expiry import expire_all
 from topics.shards.files import Files
 from topics.shards.grouplog import GroupLog
 from topics.shards.heads import MetricsHead, read_head

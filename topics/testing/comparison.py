@@ -5,9 +5,11 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
+from topics.core import diff, replies
 from topics.core.idempotency import digest_key, digest_record_key
-from topics.core.requests import quoted
+from topics.core.requests import Diff, quoted
 from topics.core.topic import Topic
+from topics.shards.store import Store
 from topics.testing.drafts import Draft, Settings
 from topics.testing.reference import DEDUP, Found, Page, Query, ReferenceTopic
 
@@ -70,6 +72,20 @@ def page_body(name: str, page: Page) -> bytes:
     )  # fmt: skip
 
 
+def page_of(store: Store, topic: Topic, query: Query) -> bytes:
+    """What the engine answers."""
+    wanted = Diff(
+        from_seq=query.from_seq, limit=query.limit, nodes=frozenset(quoted(node) for node in query.nodes),
+        include_tags=query.tags, include_meta=query.meta, include_data=query.data, batch_bytes=query.batch_bytes,
+    )  # fmt: skip
+    plan = diff.plan(topic, wanted)
+    for window in plan.windows:
+        if window.block is None:
+            window.block = store.read_block(window.chunk)
+    pieces = diff.render(plan.windows, wanted, filter_nodes=True)
+    return b"".join(replies.difference(topic.name, plan, pieces))
+
+
 def append_body(drafts: list[Draft], key: str | None, config: dict[str, Any] | None) -> bytes:
     parts = []
     for draft in drafts:
@@ -78,6 +94,7 @@ def append_body(drafts: list[Draft], key: str | None, config: dict[str, Any] | N
         fields += [b'"node":' + quoted(draft.node)] if draft.node is not None else []
         fields += [b'"meta":' + draft.meta] if draft.meta else []
         fields += [b'"dedup_key":' + quoted(draft.dedup)] if draft.dedup is not None else []
+        fields += [b'"ttl_ms":%d' % draft.ttl_ms] if draft.ttl_ms is not None else []
         parts.append(b"{" + b",".join(fields) + b"}")
     body = b'{"records":[' + b",".join(parts) + b"]"
     body += b',"idempotency_key":' + quoted(key) if key is not None else b""

@@ -16,6 +16,7 @@ class Record(NamedTuple):
     node: str | None
     meta: bytes
     dedup: str | None = None
+    ttl_ms: int | None = None
     id: str | None = None
 
     def text(self, *, tags: bool = False, data: bool = True, meta: bool = True) -> bytes:
@@ -46,6 +47,7 @@ class Draft(NamedTuple):
     node: str | None = None
     meta: bytes = b""
     dedup: str | None = None
+    ttl_ms: int | None = None
 
 
 class Settings(NamedTuple):

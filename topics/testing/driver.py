@@ -10,10 +10,9 @@ import random
 from collections.abc import Callable, Iterator
 from typing import Any, Self
 
-from topics.core import diff, replies
 from topics.core.config import parse_config
 from topics.core.match import TagMatch
-from topics.core.requests import Diff, decode_append, quoted
+from topics.core.requests import decode_append
 from topics.core.tags import Pattern
 from topics.core.topic import Topic
 from topics.limits import Limits
@@ -31,6 +30,7 @@ from topics.testing.comparison import (
     expect,
     found_of,
     page_body,
+    page_of,
     queries,
     salted,
     settings_of,
@@ -121,6 +121,7 @@ class Driver:
 
     def put(self, name: str, config: dict[str, Any]) -> Answer:
         answer, now, known = Answer(), self.now(), self._settings_in_log(name)
+        self._expire(name)
         before = self.store.engine.log.last_lsn
         self.store.engine.put_topic(name, parse_config(config, name), answer.done, answer.fail)
         if known is None:
@@ -140,9 +141,8 @@ class Driver:
     ) -> Answer:
         answer, now = Answer(), self.now()
         request = decode_append(append_body(drafts, key, config), name, Limits())
-        topic, before = self.model.topics.get(name), self.store.engine.log.last_lsn
-        if topic is not None:
-            topic.expire(now)
+        topic = self._expire(name)
+        before = self.store.engine.log.last_lsn
         known = name in self.store.engine.state.topics
         remembered = topic.find_key(key, now) if topic is not None and key is not None else None
         kept, duplicates = (topic or NO_TOPIC).sift(drafts, now, len(self.waiting_records(name)))
@@ -189,6 +189,7 @@ class Driver:
         return answer
 
     def remove(self, name: str) -> Answer:
+        self._expire(name)
         answer, before = Answer(), self.store.engine.log.last_lsn
         self.store.engine.remove_topic(name, False, answer.done, answer.fail)
         if self.store.engine.log.last_lsn > before:
@@ -198,6 +199,14 @@ class Driver:
     def topic(self, name: str) -> Topic:
         topic = self.store.engine.state.find(name)
         self.store.engine.expire(topic)
+        return topic
+
+    def _expire(self, name: str) -> ReferenceTopic | None:
+        """Ahead of a command: what the engine logs about records that are over is none of its own frames."""
+        topic = self.model.topics.get(name)
+        if topic is not None:
+            topic.expire(self.now())
+            self.store.engine.expire(self.store.engine.state.topics[name])
         return topic
 
     def _new_epoch(self, name: str) -> int:
@@ -473,17 +482,7 @@ class Driver:
         expect(texts, [record.text(tags=True) for record in topic.live.values()])
 
     def page(self, name: str, query: Query) -> bytes:
-        topic = self.topic(name)
-        wanted = Diff(
-            from_seq=query.from_seq, limit=query.limit, nodes=frozenset(quoted(node) for node in query.nodes),
-            include_tags=query.tags, include_meta=query.meta, include_data=query.data, batch_bytes=query.batch_bytes,
-        )  # fmt: skip
-        plan = diff.plan(topic, wanted)
-        for window in plan.windows:
-            if window.block is None:
-                window.block = self.store.read_block(window.chunk)
-        pieces = diff.render(plan.windows, wanted, filter_nodes=True)
-        return b"".join(replies.difference(name, plan, pieces))
+        return page_of(self.store, self.topic(name), query)
 
 
 def _each(steps: Iterator[None]) -> Iterator[Callable[[], None]]:

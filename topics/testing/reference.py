@@ -95,7 +95,11 @@ class ReferenceTopic:
     # --- changes --------------------------------------------------------------------------------------------------
 
     def expire(self, now_ms: int) -> None:
-        """What waiting settings would keep stays as well: a crash decides which ones hold."""
+        """What waiting settings would keep stays as well: a crash decides which ones hold.
+
+        A record whose own time is over goes silently, as if it were deleted.
+        """
+        self.live = {s: r for s, r in self.live.items() if r.ttl_ms is None or now_ms < r.ts + r.ttl_ms}
         ttls = [settings.ttl_ms for settings in (self.settings, self.becoming) if settings is not None]
         if all(ttls):
             self._lose((seq for seq, r in self.live.items() if now_ms - r.ts > max(ttls)), "ttl")

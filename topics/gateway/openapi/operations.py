@@ -170,6 +170,7 @@ OPERATIONS: dict[str, Operation] = {
                 "create": True,
                 "config": {"ttl_ms": 60000},
             },
+            "for five minutes": {"records": [{"data": {"code": "1234"}, "ttl_ms": 300000}]},
             "each once": {"records": [{"data": 1, "dedup_key": "evt-1"}, {"data": 2, "dedup_key": "evt-1"}]},
         },
         answers={200: replies.Appended, 201: replies.Appended},

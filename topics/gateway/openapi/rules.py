@@ -179,6 +179,10 @@ def _write_rules(bounds: Limits) -> Mapping[str, Rule]:
             "Queues only: not to be claimed for this long. Not together with `not_before`.",
             {"minimum": 0, "maximum": limits.JOB_DELAY_MS_MAX},
         ),
+        "RecordIn.ttl_ms": (
+            "The record is gone after this long, silently, as if it were deleted. Null: it is not.",
+            {"minimum": 1, "maximum": limits.RECORD_TTL_MS_MAX},
+        ),
         "RecordIn.not_before": ("Queues only: not to be claimed before this time, in ms since 1970.", {"minimum": 0}),
         "node": (f"Who writes or reads, at most {bounds.node_bytes} bytes. Readers do not get what they wrote.", {}),
         "data": ("Any JSON; never looked at.", {}),

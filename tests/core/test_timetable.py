@@ -1,0 +1,57 @@
+"""Records that wait for a time, against a plain dict of them."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.core.strategies import many
+from topics.core import timetable
+from topics.core.timetable import Timetable
+
+steps = st.lists(
+    st.one_of(
+        st.tuples(st.just("add"), st.integers(1, 3), st.integers(1, 400)),  # a gap to the seq before, a time
+        st.tuples(st.just("run"), st.integers(1, 700), st.integers(1, 400)),  # so many neighbours of one time
+        st.tuples(st.just("drop"), st.integers(0, 900), st.integers(0, 600)),
+        st.tuples(st.just("pop"), st.booleans(), st.integers(1, 450)),
+    ),
+    max_size=40,
+)
+
+
+@given(steps=steps)
+@many
+def test_what_is_due_comes_once_and_what_was_dropped_does_not(steps):
+    table, waiting, last = Timetable(), dict[int, int](), 0
+    for what, number, value in steps:
+        if what == "add":
+            last += number
+            table.add(last, value)
+            waiting[last] = value
+        elif what == "run":
+            for _ in range(number):
+                last += 1
+                table.add(last, value)
+                waiting[last] = value
+        elif what == "drop":
+            table.drop_range(number, number + value)
+            waiting = {seq: due for seq, due in waiting.items() if not number <= seq <= number + value}
+        else:
+            due = {seq: time for seq, time in waiting.items() if time <= value}
+            waiting = {seq: time for seq, time in waiting.items() if time > value}
+            if number:
+                assert [seq for low, high in table.pop_ranges(value) for seq in range(low, high + 1)] == sorted(due)
+            else:
+                assert {seq: time for time, seq in table.pop_due(value)} == due
+        assert table.count == len(waiting)
+        assert table.first is None or not waiting or table.first <= min(waiting.values())
+        assert not waiting or table.first_seq <= min(waiting)
+
+
+def test_what_goes_before_its_time_leaves_nothing_behind(monkeypatch):
+    monkeypatch.setattr(timetable, "STALE_MIN", 8)
+    table = Timetable()
+    for seq in range(1, 100_001):
+        table.add(seq, 10**9 - seq)  # every one is sooner than those before
+        table.drop_range(seq - 300, seq - 300)
+    assert table.count == 300
+    assert len(table._heap) < 1000
