@@ -5,6 +5,8 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench-installed
 TESTS ?= tests
 PYTEST_ARGS ?=
+# Tests wait for disks and processes more than they compute, hence more at once than there are cores; JOBS=0 is one process.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 8))')
 SERVE_ARGS ?=
 BENCH_ARGS ?=
 
@@ -27,7 +29,7 @@ serve: setup
 	@exec $(BIN)/topics serve $(SERVE_ARGS)
 
 test: setup
-	$(BIN)/python -m pytest $(PYTEST_ARGS) $(TESTS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(PYTEST_ARGS) $(TESTS)
 
 # The extra `bench` is optional: what cannot be installed is left out, and said so. BENCH_ARGS=--help shows the choices.
 bench: $(BENCH_STAMP)

@@ -220,9 +220,10 @@ FIRST_ANSWER_TIMES = (
 
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000
-THREAD_BODY_BYTES = 64 * KIB  # bodies above this are decoded and rendered in a thread
+THREAD_BODY_BYTES = 384 * KIB  # bodies above this are decoded and rendered in a thread
 INLINE_BODY_BYTES = 8 * KIB  # bodies up to this never are; between the two it depends on their records
-INLINE_RECORDS = 500
+INLINE_RECORDS = 300  # a millisecond of the loop, with tags or meta
+INLINE_PLAIN_RECORDS = 1_000  # the same of data alone
 PIECE_BYTES = 256 * KIB  # of a large body that are decoded at once
 INLINE_DELETES = 256  # matches that are deleted in one turn of the loop; more are counted in slices
 DELETE_BYTES_MAX = 64 * MIB  # the seqs of one match delete, encoded

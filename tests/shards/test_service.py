@@ -340,10 +340,17 @@ async def test_a_write_that_was_in_a_thread_when_the_shard_began_to_stop_is_refu
 
 
 @pytest.mark.parametrize(
-    ("records", "size", "in_thread"),
-    [(1, 0, False), (400, 30_000, False), (2_000, 0, True), (1, limits.THREAD_BODY_BYTES, True)],
+    ("records", "more", "size", "in_thread"),
+    [
+        (1, {}, 0, False),
+        (1_000, {}, 300_000, False),
+        (2_000, {}, 0, True),
+        (200, {"tag": "a"}, 60_000, False),
+        (1_000, {"tag": "a"}, 0, True),
+        (1, {}, limits.THREAD_BODY_BYTES, True),
+    ],
 )
-def test_what_would_hold_the_loop_goes_to_a_thread(records: int, size: int, in_thread: bool) -> None:
+def test_what_would_hold_the_loop_goes_to_a_thread(records: int, more: dict, size: int, in_thread: bool) -> None:
     filler = "x" * (size // records)
-    body = json.dumps({"records": [{"data": filler}] * records}).encode()
+    body = json.dumps({"records": [{"data": filler, **more}] * records}).encode()
     assert service_module._takes_long(body) is in_thread

@@ -394,11 +394,21 @@ class Service:
         return {"wal_append_ms": (waited_us - sync_us) / 1000, "fsync_ms": sync_us / 1000}
 
 
+_MORE_THAN_DATA = (b'"tag"', b'"meta"', b'"node"', b'"dedup_key"')
+
+
 def _takes_long(body: bytes) -> bool:
-    """Whether decoding and rendering would hold the loop for more than a millisecond or two."""
+    """Whether decoding and rendering would hold the loop for more than a millisecond or two.
+
+    A thread costs more than it spares below that: it and the loop take the interpreter from one another.
+    """
     if len(body) <= limits.INLINE_BODY_BYTES:
         return False
-    return len(body) > limits.THREAD_BODY_BYTES or body.count(b'"data"') > limits.INLINE_RECORDS
+    if len(body) > limits.THREAD_BODY_BYTES:
+        return True
+    first = body[: limits.INLINE_BODY_BYTES]  # as its records are, so are the others of most batches
+    plain = not any(name in first for name in _MORE_THAN_DATA)
+    return body.count(b'"data"') > (limits.INLINE_PLAIN_RECORDS if plain else limits.INLINE_RECORDS)
 
 
 def _asks_for_ids(request: Append) -> bool:
