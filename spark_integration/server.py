@@ -12,7 +12,8 @@ import httpx
 from spark_integration.options import Selection, Server
 from spark_integration.planning import Bounds
 from topics.client import ApiError, Client, Retries
-from topics.client.calls import Request, headers_of, path_of, read
+from topics.client.calls import Request, headers_of, read
+from topics.paths import topic_path
 
 TIMEOUT_S = 60.0
 
@@ -59,7 +60,7 @@ class Topics:
 
     def state(self, topic: str) -> dict[str, Any]:
         try:
-            return self._client.send(Request("GET", path_of(topic), query={"touch": "false"}))
+            return self._client.send(Request("GET", topic_path(topic), query={"touch": "false"}))
         except ApiError as error:
             self._explain(error, topic)
 
@@ -83,10 +84,10 @@ class Topics:
 
     def page(self, topic: str, query: Mapping[str, Any]) -> bytes:
         """The body of a diff."""
-        return self._bytes(Request("POST", path_of(topic, "diff"), query), topic)
+        return self._bytes(Request("POST", topic_path(topic, "diff"), query), topic)
 
     def append(self, topic: str, body: bytes) -> bytes:
-        return self._bytes(Request("POST", path_of(topic), body, {"return_seqs": "false"}), topic)
+        return self._bytes(Request("POST", topic_path(topic), body, {"return_seqs": "false"}), topic)
 
     def delete_before(self, topic: str, seq: int) -> int:
         try:

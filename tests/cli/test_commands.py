@@ -121,6 +121,16 @@ def test_a_time_instead_of_a_seq(topics: Commands) -> None:
         assert topics("topic", "diff", "timely", *wrong).returncode == 2
 
 
+def test_a_group_is_told_what_it_lost(topics: Commands) -> None:
+    topics.ok("topic", "create", "shrinks", "--cap-records", "2")
+    topics.ok("topic", "append", "shrinks", "1", "2")
+    topics.ok("group", "create", "shrinks", "g")
+    topics.ok("topic", "append", "shrinks", "3", "4")
+    done = topics("group", "fetch", "shrinks", "g")
+    assert [json.loads(line)["$seq"] for line in done.stdout.splitlines()] == [3, 4]
+    assert done.stderr == "lost: seqs 1 to 2 (cap)\n"
+
+
 def test_groups(topics: Commands) -> None:
     topics.ok("topic", "append", "grouped", "1", "2", "3")
     records = [json.loads(line) for line in topics.ok("group", "fetch", "grouped", "g", "--limit", "2").splitlines()]
@@ -129,6 +139,12 @@ def test_groups(topics: Commands) -> None:
     assert topics.ok("group", "ack", "grouped", "g", "1") == "g: still at 2, 1 behind\n"
     assert topics.ok("group", "create", "grouped", "h", "--from", "latest") == "h: created, at 3\n"
     assert topics.ok("group", "create", "grouped", "h") == "h: was there, at 3\n"
+    assert topics.ok("group", "create", "grouped", "i", "--from", "2") == "i: created, at 2\n"
+    assert topics.ok("group", "rm", "grouped", "i", "--yes") == "i: removed\n"
+    assert topics.ok("group", "create", "grouped", "i", "--from-ts", "2020-01-01T00:00:00Z") == "i: created, at 0\n"
+    assert topics.ok("group", "rm", "grouped", "i", "--yes") == "i: removed\n"
+    assert topics("group", "create", "grouped", "i", "--from", "1", "--from-ts", "1").returncode == 2
+    assert topics("group", "rm", "grouped", "..", "--yes").returncode == 1
     assert topics.ok("group", "ls", "grouped").split()[-5:] == ["h", "3", "3", "0", "–"]
     rows = [json.loads(line) for line in topics.ok("group", "ls", "grouped", "--json").splitlines()]
     assert [(row["group"], row["lag"]) for row in rows] == [("g", 1), ("h", 0)]

@@ -85,6 +85,23 @@ def test_groups(topics):
     assert topics.remove_group("grouped", "h")["deleted"]
 
 
+@pytest.mark.parametrize("name", [".", "..", "..."])
+def test_names_that_mean_the_way_up_reach_no_other_route(topics, name):
+    head = topics.append("up", [{"data": 1}])["last_seq"]
+    calls = (
+        lambda: topics.remove_group("up", name),
+        lambda: topics.put_group("up", name, "latest"),
+        lambda: topics.group_ack("up", name, 1),
+        lambda: topics.remove_topic(name),
+        lambda: topics.router(name),
+    )
+    for call in calls:
+        with pytest.raises(ApiError) as refused:
+            call()
+        assert (refused.value.status, refused.value.code) == (400, "invalid_request")
+    assert topics.state("up")["head_seq"] == head
+
+
 async def test_groups_with_trio(server):
     async with AsyncClient(server.url) as topics:
         await topics.append("trio-grouped", [{"data": n} for n in range(4)])

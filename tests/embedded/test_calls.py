@@ -47,6 +47,27 @@ def test_bytes_are_json_already_and_come_back_as_they_were(db):
     assert db.state("raw")["head_seq"] == 2
 
 
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), {"x": b"abc"}, {1, 2}, bytearray(b"1"), "\ud800", object()], ids=repr
+)
+def test_what_json_has_not_is_refused_not_changed(db, value):
+    assert code_of(lambda: db.append("t", [{"data": 1}, {"data": value}])) == "invalid_request"
+    assert code_of(lambda: db.append("t", [{"data": 1, "tag": b"t"}])) == "invalid_request"
+    assert code_of(lambda: db.state("t")) == "topic_not_found"
+
+
+def test_a_record_needs_data(db):
+    assert code_of(lambda: db.append("t", [{"tag": "t"}])) == "invalid_request"
+    assert code_of(lambda: db.append("t", [{}])) == "invalid_request"
+
+
+def test_names_that_mean_the_way_up_are_names(db):
+    db.append("t", [{"data": 1}])
+    assert code_of(lambda: db.remove_group("t", "..")) == "invalid_request"
+    assert code_of(lambda: db.remove_topic("..")) == "invalid_request"
+    assert db.state("t")["head_seq"] == 1
+
+
 def test_topics(db):
     assert db.put_topic("t", ttl_ms=5000, durable=True)["config"]["durability"] == "fsync"
     db.put_topic("u")

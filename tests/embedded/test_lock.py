@@ -18,6 +18,10 @@ with topics.open(path) as db:
 """
 
 
+def test_no_path_is_not_the_current_directory():
+    assert refusal("").code == "invalid_request"
+
+
 def refusal(path) -> TopicsError:
     with pytest.raises(TopicsError) as caught:
         topics.open(path)

@@ -599,7 +599,7 @@ def reopen(driver: Driver, *, power_loss: bool = False) -> Driver:
     return Driver(driver.disk.crash(1, power_loss=power_loss), clock=driver.clock).start()
 
 
-def test_time_that_goes_back_stands_still(driver: Driver):
+def test_stamps_never_go_back_when_the_clock_does(driver: Driver):
     driver.append("t", records(1), config={"durability": "fsync"})
     driver.commit()
     driver.clock.jump_wall(-60_000)

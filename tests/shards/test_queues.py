@@ -39,6 +39,19 @@ async def test_a_job_from_claim_to_ack():
         assert (await shard.settle("ack", 1))["skipped"] == [1]
 
 
+async def test_time_passes_although_the_clock_was_set_back():
+    async with serving() as shard:
+        await shard.make()
+        await shard.produce(1)
+        shard.clock.jump_wall(-3_600_000)
+        await shard.produce(2, delay_ms=300)
+        assert seqs_of(await shard.claim(2, lease_ms=500)) == [1]
+        shard.clock.advance(350)
+        assert seqs_of(await shard.claim(2, "w2")) == [2]
+        shard.clock.advance(250)
+        assert seqs_of(await shard.claim(2, "w2")) == [1]
+
+
 async def test_claims_are_clamped_and_in_order():
     async with serving() as shard:
         await shard.make()

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 import click
 import msgspec
@@ -94,18 +93,6 @@ def failure_of(response: "httpx.Response") -> Failure:
     except (msgspec.DecodeError, KeyError):
         error = {"message": f"HTTP {response.status_code} {response.reason_phrase} from something that is not topics"}
     return of_answer(response.status_code, error, response.headers.get("x-request-id"))
-
-
-def topic_path(name: str, action: str = "") -> str:
-    return f"/v0/topics/{quote(name, safe='')}" + (f"/{action}" if action else "")
-
-
-def group_path(topic: str, group: str, action: str = "") -> str:
-    return topic_path(topic, f"groups/{quote(group, safe='')}" + (f"/{action}" if action else ""))
-
-
-def router_path(name: str) -> str:
-    return f"/v0/routers/{quote(name, safe='')}"
 
 
 def _query(query: Mapping[str, Any] | None) -> dict[str, str] | None:

@@ -7,17 +7,17 @@ import click
 import msgspec
 
 from topics.cli import moments
-from topics.cli.api import Api, calls_api, complete_topic, group_path, topic_path
+from topics.cli.api import Api, calls_api, complete_topic
 from topics.cli.failures import NOT_FOUND, Failure
 from topics.cli.output import confirm, line, pairs, table
+from topics.cli.records import Page, print_page
+from topics.paths import group_path, topic_path
 
 TOPIC = click.argument("topic", shell_complete=complete_topic)
 GROUP = click.argument("name", metavar="GROUP")
+START = click.option("--from", "start", metavar="[earliest|latest|SEQ]", help="Where a new group begins. [earliest]")
+START_TS = click.option("--from-ts", type=moments.time, help="Where a new group begins: at this time, instead.")
 CONSUMER = click.option("--consumer", help="Who reads for the group; one that is new to it takes over. [nobody]")
-
-
-class Fetched(msgspec.Struct):
-    records: list[msgspec.Raw]
 
 
 @click.group()
@@ -68,16 +68,18 @@ def show(api: Api, as_json: bool, topic: str, name: str) -> None:
 @group.command("create")
 @TOPIC
 @GROUP
-@click.option("--from", "start", type=click.Choice(["earliest", "latest"]), default="earliest", help="[earliest]")
+@START
+@START_TS
 @calls_api
-def create(api: Api, as_json: bool, topic: str, name: str, start: str) -> None:
+def create(api: Api, as_json: bool, topic: str, name: str, start: str | None, from_ts: int | None) -> None:
     """Create a group, if it is not there. A fetch does so by itself.
 
     \b
     Examples:
       topics group create orders billing --from latest
+      topics group create orders billing --from-ts 2026-03-01T08:00:00Z
     """
-    answer = api.call("PUT", group_path(topic, name), {"from": start})
+    answer = api.call("PUT", group_path(topic, name), _begins(start, from_ts))
     if as_json:
         line(answer)
         return
@@ -92,10 +94,13 @@ def create(api: Api, as_json: bool, topic: str, name: str, start: str) -> None:
 @click.option("--take-over", is_flag=True, help="Take the group back although another consumer has it now.")
 @click.option("--limit", type=click.IntRange(1), help="At most so many records. [256]")
 @click.option("--wait-ms", type=click.IntRange(0), help="If there is none, wait this long for one.")
-@click.option("--from", "start", type=click.Choice(["earliest", "latest"]), help="Where a new group begins. [earliest]")
+@START
+@START_TS
 @click.option("--include-tags", is_flag=True, help="Show tags.")
 @calls_api
-def fetch(api: Api, as_json: bool, topic: str, name: str, start: str | None, **options: Any) -> None:
+def fetch(
+    api: Api, as_json: bool, topic: str, name: str, start: str | None, from_ts: int | None, **options: Any
+) -> None:
     """Print what a group is not done with, a record a line. With --json the whole answer. Nothing moves: see `ack`.
 
     \b
@@ -104,12 +109,11 @@ def fetch(api: Api, as_json: bool, topic: str, name: str, start: str | None, **o
       topics group fetch orders billing --consumer "$HOSTNAME" --wait-ms 30000
     """
     body = {key: value for key, value in options.items() if value}
-    answer = api.call("POST", group_path(topic, name, "fetch"), body | ({"from": start} if start else {}))
+    answer = api.call("POST", group_path(topic, name, "fetch"), body | _begins(start, from_ts))
     if as_json:
         line(answer)
         return
-    for record in msgspec.json.decode(answer, type=Fetched).records:
-        line(bytes(record))
+    print_page(msgspec.json.decode(answer, type=Page))
 
 
 @group.command("ack")
@@ -178,6 +182,10 @@ def _move(
         return
     found = msgspec.json.decode(answer)
     click.echo(f"{name}: {'at' if found['moved'] else 'still at'} {found['cursor_seq']}, {found['lag']} behind")
+
+
+def _begins(start: str | None, ts: int | None) -> dict[str, object]:
+    return {} if start is None and ts is None else {"from": _where(start, ts)}
 
 
 def _where(to: str | None, ts: int | None) -> object:

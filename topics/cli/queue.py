@@ -7,9 +7,10 @@ from typing import Any
 import click
 import msgspec
 
-from topics.cli.api import Api, calls_api, complete_topic, topic_path
+from topics.cli.api import Api, calls_api, complete_topic
 from topics.cli.failures import CONFLICT, Failure
 from topics.cli.output import count, line, pairs
+from topics.paths import topic_path
 
 REDRIVE_STEP = 500  # dead letters in one call
 NAME = click.argument("name", metavar="QUEUE", shell_complete=complete_topic)

@@ -5,9 +5,10 @@ from typing import Any
 import click
 import msgspec
 
-from topics.cli.api import Api, calls_api, complete_topic, router_path
+from topics.cli.api import Api, calls_api, complete_topic
 from topics.cli.failures import NOT_FOUND, Failure
 from topics.cli.output import confirm, line, pairs, table
+from topics.paths import router_path
 
 NAME = click.argument("name", metavar="ROUTER")
 

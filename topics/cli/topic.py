@@ -8,9 +8,10 @@ import click
 import msgspec
 
 from topics.cli import moments
-from topics.cli.api import Api, calls_api, complete_topic, topic_path
+from topics.cli.api import Api, calls_api, complete_topic
 from topics.cli.failures import NOT_FOUND, Failure
 from topics.cli.output import confirm, line, pairs, progress, size, table
+from topics.paths import topic_path
 
 NAME = click.argument("name", metavar="TOPIC", shell_complete=complete_topic)
 YES = click.option("--yes", is_flag=True, help="Do not ask.")

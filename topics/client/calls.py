@@ -4,9 +4,10 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
-from urllib.parse import quote
 
 import httpx
+
+from topics.paths import group_path, router_path, topic_path
 
 TIMEOUT_S = 30.0
 Record = Mapping[str, Any]  # data, perhaps tag, node, meta, ttl_ms; in a queue also priority, delay_ms or not_before
@@ -68,20 +69,16 @@ class Job:
         )
 
 
-def path_of(topic: str, call: str = "") -> str:
-    return f"/v0/topics/{quote(topic, safe='')}" + (f"/{call}" if call else "")
-
-
 def put_topic(topic: str, config: Mapping[str, Any]) -> Request:
-    return Request("PUT", path_of(topic), config)
+    return Request("PUT", topic_path(topic), config)
 
 
 def state(topic: str) -> Request:
-    return Request("GET", path_of(topic))
+    return Request("GET", topic_path(topic))
 
 
 def remove_topic(topic: str, if_empty: bool) -> Request:
-    return Request("DELETE", path_of(topic), query={"if_empty": "true"} if if_empty else {})
+    return Request("DELETE", topic_path(topic), query={"if_empty": "true"} if if_empty else {})
 
 
 def list_topics(prefix: str, cursor: str) -> Request:
@@ -91,20 +88,20 @@ def list_topics(prefix: str, cursor: str) -> Request:
 
 def append(topic: str, records: Sequence[Record], fields: Mapping[str, Any]) -> Request:
     """With a key of its own, unless it has one: it may be sent twice."""
-    return Request("POST", path_of(topic), {"idempotency_key": uuid.uuid4().hex, "records": records, **fields})
+    return Request("POST", topic_path(topic), {"idempotency_key": uuid.uuid4().hex, "records": records, **fields})
 
 
 def diff(topic: str, from_seq: int, fields: Mapping[str, Any]) -> Request:
     body = dict(fields) if "from_ts" in fields else {"from_seq": from_seq, **fields}
-    return Request("POST", path_of(topic, "diff"), body, wait_s=body.get("wait_ms", 0) / 1000)
+    return Request("POST", topic_path(topic, "diff"), body, wait_s=body.get("wait_ms", 0) / 1000)
 
 
 def seek(topic: str, ts: int) -> Request:
-    return Request("GET", path_of(topic, "seek"), query={"ts": ts})
+    return Request("GET", topic_path(topic, "seek"), query={"ts": ts})
 
 
 def delete(topic: str, selection: Mapping[str, Any]) -> Request:
-    return Request("POST", path_of(topic, "delete"), selection)
+    return Request("POST", topic_path(topic, "delete"), selection)
 
 
 def claim(queue: str, node: str, jobs: int, lease_ms: int | None, wait_ms: int) -> Request:
@@ -113,7 +110,7 @@ def claim(queue: str, node: str, jobs: int, lease_ms: int | None, wait_ms: int) 
         body["lease_ms"] = lease_ms
     if wait_ms:
         body["wait_ms"] = wait_ms
-    return Request("POST", path_of(queue, "claim"), body, wait_s=wait_ms / 1000)
+    return Request("POST", topic_path(queue, "claim"), body, wait_s=wait_ms / 1000)
 
 
 def settle(queue: str, call: str, node: str, jobs: Sequence[Job | int], **fields: Any) -> Request:
@@ -122,7 +119,7 @@ def settle(queue: str, call: str, node: str, jobs: Sequence[Job | int], **fields
     leases = [job.lease_id for job in jobs if isinstance(job, Job)]
     if len(leases) == len(jobs):
         body["lease_ids"] = leases
-    return Request("POST", path_of(queue, call), body)
+    return Request("POST", topic_path(queue, call), body)
 
 
 def nack(queue: str, node: str, jobs: Sequence[Job | int], delay_ms: int, reason: str, penalty: bool) -> Request:
@@ -140,11 +137,7 @@ def redrive(topic: str, to: str, match: Any, limit: int | None) -> Request:
         body["match"] = match
     if limit is not None:
         body["limit"] = limit
-    return Request("POST", path_of(topic, "redrive"), body, wait_s=15.0)
-
-
-def router_path(router: str) -> str:
-    return f"/v0/routers/{quote(router, safe='')}"
+    return Request("POST", topic_path(topic, "redrive"), body, wait_s=15.0)
 
 
 def put_router(router: str, fields: Mapping[str, Any]) -> Request:
@@ -164,10 +157,6 @@ def list_routers(prefix: str, cursor: str) -> Request:
     return Request("GET", "/v0/routers", query={name: value for name, value in query.items() if value})
 
 
-def group_path(topic: str, group: str, call: str = "") -> str:
-    return path_of(topic, f"groups/{quote(group, safe='')}" + (f"/{call}" if call else ""))
-
-
 def put_group(topic: str, group: str, start: Any) -> Request:
     return Request("PUT", group_path(topic, group), {"from": start})
 
@@ -177,7 +166,7 @@ def group_state(topic: str, group: str) -> Request:
 
 
 def list_groups(topic: str) -> Request:
-    return Request("GET", path_of(topic, "groups"))
+    return Request("GET", topic_path(topic, "groups"))
 
 
 def remove_group(topic: str, group: str) -> Request:

@@ -39,6 +39,8 @@ def open_database(path: str | os.PathLike[str], *, shards: int | None = None, **
     `max_record_bytes` … (docs/configuration.md). A new directory gets `shards` shards (1); one that is there
     keeps those it has unless told. Raises TopicsError: `not_ready` if somebody else has it open or it cannot be used.
     """
+    if not os.fspath(path):
+        raise errors.invalid("path must name a directory; it is empty", field="path")
     place = Path(os.path.realpath(path))
     chosen = _settings(place, shards, options)
     data = _take(place)

@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from topics import errors, limits
-from topics.clock import Clock
+from topics.clock import Clock, ForwardTime
 from topics.core import config as configs
 from topics.core import residence
 from topics.core import state as core
@@ -66,6 +66,7 @@ class Engine:
     ) -> None:
         self.state = state
         self.clock = clock
+        self._time = ForwardTime(clock)
         self.register = register
         self.log = LogQueue(next_lsn, idle=idle, wake=wake)
         self.holdings = Holdings(state)
@@ -84,9 +85,7 @@ class Engine:
     def now(self) -> int:
         """Wall-clock time that never goes back, so that `$ts` never does."""
         state = self.state
-        now = self.clock.now_ms()
-        if now > state.now_ms:
-            state.now_ms = now
+        state.now_ms = self._time.after(state.now_ms)
         return state.now_ms
 
     def expire(self, topic: Topic) -> None:
