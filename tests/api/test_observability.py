@@ -25,15 +25,16 @@ def names_of(text: str) -> set[str]:
     return {re.split(r"[{ ]", line)[0] for line in text.splitlines() if line and not line.startswith("#")}
 
 
-def with_a_queue(http: httpx.Client) -> str:
+def with_everything(http: httpx.Client) -> str:
     """The metrics of a server that has everything that shows in them."""
     http.put("/v0/topics/obs.queue", json={"type": "queue"}).raise_for_status()
     http.post("/v0/topics/obs.queue", json={"records": [{"data": 1}]}).raise_for_status()
+    http.put("/v0/topics/obs.queue/groups/readers", json={}).raise_for_status()
     return http.get("/v0/metrics").text
 
 
 def test_the_dashboard_and_the_alerts_name_metrics_that_are_there(http):
-    known = names_of(with_a_queue(http))
+    known = names_of(with_everything(http))
     dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
     exprs = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(exprs) > 20
@@ -45,7 +46,11 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_are_there(http):
     assert asked - known == set()
     # The other way round: what the API promises (and is not about single topics) is on the dashboard.
     shown = {name for expr in exprs for name in METRIC.findall(expr)}
-    promised = {name for name in known if re.match(r"topics_(wal|http|topics|queue|sse|watch|ready|recovery)", name)}
+    promised = {
+        name
+        for name in known
+        if re.match(r"topics_(wal|http|topics|queue|groups|records|sse|watch|ready|recovery)", name)
+    }
     assert {name for name in promised - shown if not name.endswith(("_bucket", "_sum", "_count"))} <= {
         "topics_wal_bytes_written_total", "topics_wal_rotations_total", "topics_wal_queue_depth",
     }  # fmt: skip
@@ -54,7 +59,7 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_are_there(http):
 def test_promtool_accepts_the_metrics_the_config_and_the_rules(http, tmp_path):
     tool = need("promtool", always_optional=True)
     done = subprocess.run(
-        [tool, "check", "metrics"], input=with_a_queue(http), capture_output=True, text=True, timeout=60
+        [tool, "check", "metrics"], input=with_everything(http), capture_output=True, text=True, timeout=60
     )
     # Names that the API fixes are not ours to choose.
     fixed = ("topics_uptime_ms", "topics_wal_fsync_latency_us")
@@ -67,7 +72,37 @@ def test_promtool_accepts_the_metrics_the_config_and_the_rules(http, tmp_path):
     (tmp_path / "key").write_text("secret")
     done = subprocess.run([tool, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "9 rules found" in done.stdout
+    assert "11 rules found" in done.stdout
+
+
+STALLED = """
+rule_files: [RULES]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'topics_group_lag{topic="t",group="stands"}', values: "5x60"}
+      - {series: 'topics_group_cursor_seq{topic="t",group="stands"}', values: "7x60"}
+      - {series: 'topics_group_lag{topic="t",group="moves"}', values: "5x60"}
+      - {series: 'topics_group_cursor_seq{topic="t",group="moves"}', values: "7+1x60"}
+      - {series: 'topics_group_lag{topic="t",group="done"}', values: "0x60"}
+      - {series: 'topics_group_cursor_seq{topic="t",group="done"}', values: "7x60"}
+      - {series: 'topics_group_lag{topic="t",group="slow"}', values: "100001+10x60"}
+      - {series: 'topics_group_cursor_seq{topic="t",group="slow"}', values: "7+1x60"}
+      - {series: 'topics_group_lag{topic="t",group="catches-up"}', values: "200000-10x60"}
+      - {series: 'topics_group_cursor_seq{topic="t",group="catches-up"}', values: "7+1x60"}
+    promql_expr_test:
+      - {expr: 'ALERTS{alertstate="firing"}', eval_time: 50m, exp_samples: [
+          {labels: 'ALERTS{alertname="TopicsGroupStalls",alertstate="firing",group="stands",severity="ticket",topic="t"}', value: 1},
+          {labels: 'ALERTS{alertname="TopicsGroupFallsBehind",alertstate="firing",group="slow",severity="ticket",topic="t"}', value: 1}]}
+"""  # noqa: E501
+
+
+def test_groups_alert_that_stand_still_or_fall_behind(tmp_path):
+    tool = need("promtool", always_optional=True)
+    (tmp_path / "tests.yml").write_text(STALLED.replace("RULES", str(DEPLOY / "topics-alerts.yml")))
+    done = subprocess.run([tool, "test", "rules", str(tmp_path / "tests.yml")], capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_times_by_operation_are_summed_over_the_gateways(http, name):
