@@ -183,9 +183,21 @@ class Board:
     @classmethod
     def create(cls, path: str, *, shards: int, gateways: int, keys: int = 0, started_ms: int = 0) -> "Board":
         """`shards` is one more than the highest index that is served."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        return cls._lay_out(fd, shards, gateways, keys, started_ms)
+
+    @classmethod
+    def private(cls, served: Sequence[int]) -> "Board":
+        """For shards that share one process: in no directory, and without gateways."""
+        board = cls._lay_out(os.memfd_create("topics-board"), max(served) + 1, 0, 0, 0)
+        for index in served:
+            board.watch_shard(index).set("state", ChildState.STARTING)
+        return board
+
+    @classmethod
+    def _lay_out(cls, fd: int, shards: int, gateways: int, keys: int, started_ms: int) -> "Board":
         cells = HEADER_CELLS + (shards + gateways) * WATCH_CELLS + shards * SHARD_CELLS
         cells += gateways * (GATEWAY_CELLS + len(PER_KEY_FIELDS) * keys + len(OPERATIONS) * OP_CELLS)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(fd, struct.pack("=6Q", MAGIC, VERSION, shards, gateways, keys, started_ms))
         os.ftruncate(fd, cells * 8)
         return cls(fd)

@@ -1,7 +1,8 @@
 """The shards of a data directory and the API in front of them, in one loop.
 
 Shards call one another, and the routes call shards, as between processes but without sockets (topics/rpc/local.py). A
-shard whose storage fails ends all of them, as a crash of the process would: the next `open` recovers.
+shard whose storage fails ends all of them, as a crash of the process would: the next `open` recovers. They share a
+board of their own (topics/board.py), by which the caps over all of them hold as on a server.
 """
 
 from collections import Counter
@@ -13,6 +14,7 @@ from typing import TypeVar
 import trio
 
 from topics import errors, limits
+from topics.board import Board
 from topics.clock import SystemClock
 from topics.errors import TopicsError
 from topics.failpoints import Failpoint
@@ -25,6 +27,7 @@ from topics.gateway.statuses import error_response
 from topics.gateway.table import ROUTES
 from topics.rpc.local import LocalPeer
 from topics.settings import Settings
+from topics.shards.boardslot import BoardSlot
 from topics.shards.cold_files import RealColdFiles
 from topics.shards.failing_files import FailingFiles
 from topics.shards.files import Files, RealFiles
@@ -55,10 +58,11 @@ class Instance:
         """Every shard has recovered inside the block, and has left a checkpoint after it. Cancelled, or if a shard
         fails, the files are as after a crash, and nobody writes to them any more."""
         stop = trio.Event()
+        board = Board.private(self._served)
         try:
             async with trio.open_nursery() as links:
                 for index in self._served:
-                    self._shards[index] = self._make_shard(index, links)
+                    self._shards[index] = self._make_shard(index, links, board)
                 async with trio.open_nursery() as shards:
                     for shard in self._shards.values():
                         shards.start_soon(shard.run, stop)
@@ -73,6 +77,8 @@ class Instance:
                 for shard in self._shards.values():
                     await trio.to_thread.run_sync(shard.abandon)
             raise
+        finally:
+            board.close()
 
     def drain(self) -> None:
         if self._gateway is not None:
@@ -100,7 +106,7 @@ class Instance:
             total.update(answer.head)
         return dict(total)
 
-    def _make_shard(self, index: int, links: trio.Nursery) -> Shard:
+    def _make_shard(self, index: int, links: trio.Nursery, board: Board) -> Shard:
         others = {other: self._peer(other, links) for other in self._served if other != index}
         directory = shard_dir(self._data_dir, index)
         files: Files = RealFiles(str(directory))
@@ -110,11 +116,16 @@ class Instance:
         if self._settings.cold_dir is not None:
             cold = RealColdFiles(str(Path(self._settings.cold_dir) / directory.name))
         peers = Peers(index, self._slots, others)
-        return Shard(files, self._settings.limits, peers=peers, cold=cold, own_process=False)
+        caps = self._settings.caps
+        slot = BoardSlot(board, index, max_topics=caps.topics, max_bytes=caps.total_bytes)
+        return Shard(files, self._settings.limits, peers=peers, cold=cold, slot=slot, own_process=False)
 
     def _make_gateway(self, links: trio.Nursery) -> Gateway:
         shards = Shards({index: self._peer(index, links) for index in self._served}, self._slots)
-        return Gateway(shards, ROUTES, self._settings.limits, SystemClock().now_ms(), control=ControlLock(None))
+        return Gateway(
+            shards, ROUTES, self._settings.limits, SystemClock().now_ms(),
+            control=ControlLock(None), max_routers=self._settings.caps.routers,
+        )  # fmt: skip
 
     def _peer(self, index: int, links: trio.Nursery) -> LocalPeer:
         return LocalPeer(lambda: self._shards[index].handlers, links)

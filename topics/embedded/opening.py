@@ -24,8 +24,10 @@ from topics.supervisor.rundir import remove_run_dir
 
 GROUPS = ("Storage", "Limits")  # of OPTIONS, those that mean something without a server
 LEFT_OUT = ("data_dir", "run_dir")
+CAPS = ("max_topics", "max_total_bytes", "max_routers")  # the others count what only a server has
 NAMES = frozenset(option.name for option in OPTIONS if option.group in GROUPS and option.name not in LEFT_OUT) | {
-    "failpoints"
+    *CAPS,
+    "failpoints",
 }
 
 _open: dict[Path, DataDir | None] = {}  # None while its lock is waited for
