@@ -161,6 +161,7 @@ def test_dead_letters_reach_their_topic_on_whatever_shard(queue, number):
         "$dead_letter_reason": "bad input",
     }
     assert queue.counts()["dead_lettered"] == 1
+    assert f'topics_topic_queue_dead_lettered{{topic="{queue.name}"}} 1\n' in queue.http.get("/v0/metrics").text
 
 
 def test_metrics_know_queues(queue):

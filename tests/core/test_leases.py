@@ -233,6 +233,19 @@ def test_none_starves():
     raise AssertionError("the first job was never given out")
 
 
+def test_none_starves_because_another_always_comes_back():
+    topic, leases = queue(priority_age_ms=10)
+    produce(topic, 1, 0, priority=9)
+    produce(topic, 1, 0, priority=0)
+    for now in range(200):
+        (seqs,) = claim(topic, leases, now, 1, lease_ms=10**6)
+        if seqs == [2]:
+            assert now == 90
+            return
+        leases.release(seqs, now, now)
+    raise AssertionError("the job that waited was never given out")
+
+
 def test_a_job_that_comes_back_keeps_its_priority():
     topic, leases = queue()
     produce(topic, 2, priority=7)
@@ -509,8 +522,10 @@ class Model(RuleBasedStateMachine):
 
         def key(seq):
             job = self.jobs[seq]
-            waited = (self.now - job["since"]) // age if age and levels else 0
-            return -min(9, job["rank"] + waited), job["fresh"], job["since"] if line is not None else seq, seq
+            since = job["since"] + job["times"] * age
+            waited = max(0, self.now - since) // age if age and levels else 0
+            level = min(9, job["rank"] + waited)
+            return -level, job["fresh"] and (level < 9 or not levels), since if line is not None else seq, seq
 
         return sorted((seq for seq, job in self.jobs.items() if self.is_free(job)), key=key)
 

@@ -43,8 +43,9 @@ class Job:
         return self.due <= now and (self.node is None or self.deadline < now)
 
     def rank(self, now: int, levels: bool) -> tuple[int, bool, int]:
-        level = min(9, self.priority + (now - self.since) // AGE_MS) if levels else 0
-        return -level, self.fresh, self.since
+        since = self.since + self.times * AGE_MS
+        level = min(9, self.priority + max(0, now - since) // AGE_MS) if levels else 0
+        return -level, self.fresh and level < 9, since
 
 
 class Model:

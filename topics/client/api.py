@@ -10,7 +10,7 @@ from typing import Any
 
 from topics.client import calls
 from topics.client.calls import Job, Record, Request
-from topics.client.retries import Retries
+from topics.client.retries import NEVER, Retries
 
 FOLLOW_WAIT_MS = 30_000
 
@@ -109,8 +109,9 @@ class Api(ABC):
         return self.send(calls.settle(queue, "extend", node, jobs, lease_ms=lease_ms), retries)
 
     def redrive(self, topic: str, to: str, *, match: Any = None, limit: int | None = None) -> dict[str, Any]:
-        """Move dead letters of a topic back to a queue."""
-        return self.send(calls.redrive(topic, to, match, limit))
+        """Move dead letters of a topic back to a queue. Never tried again by itself: one that failed may have begun,
+        and another would move as many more."""
+        return self.send(calls.redrive(topic, to, match, limit), NEVER)
 
     # --- consumer groups --------------------------------------------------------------------------------------------
 

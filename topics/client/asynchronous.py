@@ -9,7 +9,7 @@ import trio
 from topics.client import calls
 from topics.client.api import FOLLOW_WAIT_MS, items_of
 from topics.client.calls import Job, Record, Request, Unreachable
-from topics.client.retries import AGAIN, Retries
+from topics.client.retries import AGAIN, NEVER, Retries
 
 
 class AsyncClient:
@@ -127,8 +127,9 @@ class AsyncClient:
         return await self.send(calls.settle(queue, "extend", node, jobs, lease_ms=lease_ms), retries)
 
     async def redrive(self, topic: str, to: str, *, match: Any = None, limit: int | None = None) -> dict[str, Any]:
-        """Move dead letters of a topic back to a queue."""
-        return await self.send(calls.redrive(topic, to, match, limit))
+        """Move dead letters of a topic back to a queue. Never tried again by itself: one that failed may have begun,
+        and another would move as many more."""
+        return await self.send(calls.redrive(topic, to, match, limit), NEVER)
 
     # --- consumer groups --------------------------------------------------------------------------------------------
 

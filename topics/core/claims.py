@@ -14,6 +14,7 @@ from topics.core.chunk import Chunk
 from topics.core.leases import Leases
 from topics.core.line import Line, Pick, chunk_of, waiting
 from topics.core.topic import Topic
+from topics.limits import JOB_PRIORITY_MAX
 
 
 class Want(msgspec.Struct, gc=False, eq=False):
@@ -128,14 +129,15 @@ def _by_level(leases: Leases, line: Line, now: int) -> Iterator[Pick]:
         found = next(jobs, None)
         if found is not None:
             since, (seq, chunk) = found
-            is_fresh = number >= len(line.priorities)
-            heappush(first, (-line.level(priority, since, now), is_fresh, since, seq, number, chunk))
+            level = line.level(priority, since, now)
+            is_later = number >= len(line.priorities) and level < JOB_PRIORITY_MAX
+            heappush(first, (-level, is_later, since, seq, number, chunk))
 
     for number in range(len(sources)):
         look(number)
     while first:
-        _, is_fresh, _, seq, number, chunk = heappop(first)
-        if not is_fresh:
+        _, _, _, seq, number, chunk = heappop(first)
+        if number < len(line.priorities):
             leases.take_free(sources[number][0])
         yield seq, chunk
         look(number)

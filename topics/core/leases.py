@@ -244,7 +244,7 @@ class Leases:
         if self.line is None:
             heappush(self._heap, seq)
         else:
-            self.line.set_free(seq)
+            self.line.set_free(seq, self.deliveries(seq))
 
     # --- events ---------------------------------------------------------------------------------------------------
 

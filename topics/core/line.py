@@ -5,7 +5,8 @@ in the job's block and, resident, in its chunk, so it is all there again after a
 
 The level of a job is its priority and one more for every `priority_age_ms` it has waited, 9 at most. The highest
 level comes first, in it those that were leased before or whose time has come, then the rest; each in the order in
-which they began to wait. While no job has a priority there is one level.
+which they began to wait. In level 9, where all get to, that order alone counts. While no job has a priority there is
+one level.
 
 Jobs of one priority grow old in the order of their seqs, so each priority has a cursor of its own over those that were
 never leased, and of ten priorities only the ten first jobs are compared. Jobs with a time wait in the timetable
@@ -84,9 +85,11 @@ class Line:
         due = chunk.dues.get(index) if chunk.dues is not None else 0
         return rank_in(chunk, index), max(due, chunk.base_ts + chunk.ts[index]), bool(due)
 
-    def set_free(self, seq: int) -> None:
+    def set_free(self, seq: int, deliveries: int) -> None:
+        """Each delivery makes it as much younger as it takes to grow a level: one that always comes back comes later
+        and later, and starves nobody."""
         priority, since, _ = self.terms(seq)
-        heappush(self.heaps[priority], (since, seq))
+        heappush(self.heaps[priority], (since + deliveries * self.topic.config.priority_age_ms, seq))
 
     def level(self, priority: int, since: int, now: int) -> int:
         age_ms = self.topic.config.priority_age_ms

@@ -40,6 +40,7 @@ TOPIC_FIELDS = (
     ("queue_ready", "Claimable jobs per queue."),
     ("queue_in_flight", "Leased jobs per queue."),
     ("queue_scheduled", "Jobs per queue whose time has not come."),
+    ("queue_dead_lettered", "Jobs per queue that have gone to its dead-letter topic so far."),
 )
 GROUP_FIELDS = (
     ("cursor_seq", "The last seq that a consumer group is done with."),

@@ -5,6 +5,9 @@ key made of topic, epoch and seq), that it is done and the record deleted. A cra
 where it was, or twice for a moment: the move is taken up again at the next start, and the copy is not made a second
 time (copies.py).
 
+The records of a queue are sent in the order in which they begin, many under way at once; only one that has to be sent
+again may come after later ones.
+
 While a dead-letter topic refuses, the job is in neither of the queue's counters and is tried again, ever less often. A
 dead letter that is refused on its way back stays where it is, unless the copy may have been made all the same.
 """
@@ -13,6 +16,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 import trio
 
@@ -48,21 +52,34 @@ class _Refused(Exception):
         self.error = error
 
 
+@dataclass(slots=True, eq=False)
+class _Job:
+    """A record that is on its way."""
+
+    queue: Queue
+    seq: int
+    again: bool = False  # it may be there already
+    over: Over | None = None  # who asks
+    before: trio.Event | None = None  # the `sent` of the one before it
+    sent: trio.Event = field(default_factory=trio.Event)
+
+
 class DeadLetters:
     def __init__(self, store: Store, log: LeaseLog, copies: Copies) -> None:
         self._store = store
         self._engine = store.engine
         self._log = log
         self._copies = copies
-        self._todo: deque[tuple[Queue, int, bool, Over | None]] = deque()  # whether it may be there already; who asks
+        self._todo: deque[_Job] = deque()
         self._more = trio.Event()
+        self._last: dict[Queue, trio.Event] = {}  # set when the last record of a queue that has begun is sent
 
     def start(self, queue: Queue, picks: list[Pick]) -> set[int]:
         """Begin to move jobs away; the seqs of those that are on their way now."""
         dest, now = queue.topic.config.dead_letter, self._engine.now()
         assert dest is not None
         moves = []
-        for seq, _ in picks:
+        for seq in sorted(seq for seq, _ in picks):
             failure = queue.leases.last_failure(seq) or Failure(UNKNOWN, now)
             moves.append((seq, Move(dest, queue.leases.deliveries(seq), now, failure.reason, failure.ts)))
         try:
@@ -83,7 +100,7 @@ class DeadLetters:
 
     def _begin(self, queue: Queue, moves: list[tuple[int, Move]], over: Over | None) -> None:
         def logged() -> None:
-            self._todo.extend((queue, seq, False, over) for seq, _ in moves)
+            self._todo.extend(_Job(queue, seq, over=over) for seq, _ in moves)
             self._more.set()
 
         self._log.note(queue.topic, lease_events.moving(moves), logged)
@@ -96,7 +113,7 @@ class DeadLetters:
         if there:
             ranges = SeqRanges.from_ascending(there)
             self._engine.delete_records(queue.topic, 0, ranges, lambda _: None, lambda _: None)
-        self._todo.extend((queue, seq, True, None) for seq in queue.leases.moving)
+        self._todo.extend(_Job(queue, seq, again=True) for seq in sorted(queue.leases.moving))
         self._more.set()
 
     async def run(self) -> None:
@@ -105,47 +122,65 @@ class DeadLetters:
             while True:
                 self._more = trio.Event()
                 while self._todo:
-                    nursery.start_soon(self._move, at_once, *self._todo.popleft())
+                    job = self._todo.popleft()
+                    job.before = self._last.get(job.queue)
+                    self._last[job.queue] = job.sent
+                    nursery.start_soon(self._move, at_once, job)
                 await self._more.wait()
 
-    async def _move(
-        self, at_once: trio.CapacityLimiter, queue: Queue, seq: int, again: bool, over: Over | None
-    ) -> None:
+    async def _move(self, at_once: trio.CapacityLimiter, job: _Job) -> None:
+        if job.before is not None:
+            await job.before.wait()
+        queue, seq = job.queue, job.seq
         pause_ms = limits.DEAD_LETTER_RETRY_MIN_MS
         refusal: TopicsError | None = None
         while not queue.is_gone and (move := queue.leases.moving.get(seq)) is not None:
             try:
                 async with at_once:
-                    await self._try(queue, seq, move, again)
+                    await self._try(job, move)
             except _Refused as refused:
-                again = again or refused.error.code in UNSURE
-                log.warning("%s refuses record %d of %s: %s", move.dest, seq, queue.topic.name, refused)
+                job.again = job.again or refused.error.code in UNSURE
+                self._warn(job, move, refused.error)
                 if self._stays(queue, move, refused.error) and self._let_stay(queue, seq):
                     refusal = refused.error
                     break
             except (RpcError, TopicsError) as error:  # it may have arrived
-                again = True
-                log.warning("record %d of %s on its way to %s: %s", seq, queue.topic.name, move.dest, error)
+                job.again = True
+                self._warn(job, move, error)
             except BadBlock:
                 self._lose(queue, seq)
             else:
                 break
+            self._let_next(job)
             await trio.sleep(pause_ms / 1000)
             pause_ms = min(2 * pause_ms, limits.DEAD_LETTER_RETRY_MAX_MS)
+        self._let_next(job)
         if not queue.is_gone:
             queue.settle()  # it may have left by itself
-        if over is not None:
-            over(refusal)
+        if job.over is not None:
+            job.over(refusal)
         queue.move_over(seq)
 
-    async def _try(self, queue: Queue, seq: int, move: Move, again: bool) -> None:
-        topic = queue.topic
+    def _let_next(self, job: _Job) -> None:
+        """It may be sent as soon as this task waits for something."""
+        job.sent.set()
+        if self._last.get(job.queue) is job.sent:
+            del self._last[job.queue]
+
+    def _warn(self, job: _Job, move: Move, error: Exception) -> None:
+        """For the first one on its way: what stops it stops them all."""
+        if next(iter(job.queue.leases.moving), job.seq) == job.seq:
+            log.warning("record %d of %s on its way to %s: %s", job.seq, job.queue.topic.name, move.dest, error)
+
+    async def _try(self, job: _Job, move: Move) -> None:
+        queue, seq, topic = job.queue, job.seq, job.queue.topic
         record = await self._read(queue, seq, move)
         if record is None:
             return
-        since = move.since if again else None
+        since = move.since if job.again else None
         key = f"{'redrive' if move.back else 'dead-letter'} {topic.name} {topic.epoch} {seq}"
         origin = digest_key(key)
+        self._let_next(job)  # nothing but the next line runs before it is sent
         try:
             await self._copies.put(move.dest, key, [record], origin=origin, since=since, create=not move.back)
         except TopicsError as error:

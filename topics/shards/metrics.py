@@ -94,9 +94,9 @@ def _rows(store: Store, limit: int, prefixes: Sequence[str]) -> list[list[Any]]:
 
 
 def _row(topic: Topic, now_ms: int) -> list[Any]:
-    """Queues have three more columns: jobs that are ready, leased ones, and those whose time has not come."""
+    """Queues have four more columns: jobs that are ready, leased ones, those whose time has not come, dead letters."""
     row = [topic.name, topic.head_seq, topic.earliest_seq, topic.count, topic.bytes]
     if topic.config.type != "queue":
         return row
     jobs = counts(topic, now_ms)
-    return [*row, jobs.ready, jobs.in_flight, jobs.scheduled]
+    return [*row, jobs.ready, jobs.in_flight, jobs.scheduled, jobs.dead_lettered]

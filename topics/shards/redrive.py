@@ -59,7 +59,11 @@ class Redrives:
             live_jobs(topic, topic.head_seq) if matching is None else (seq for seq in matching if _is_live(topic, seq))
         )
         seqs = list(islice(filter(queue.leases.is_idle, live), request.limit))
-        total = topic.count if matching is None else sum(_is_live(topic, seq) for seq in matching)
+        moving = queue.leases.moving  # for somebody else's redrive
+        if matching is None:
+            total = topic.count - len(moving)
+        else:
+            total = sum(_is_live(topic, seq) and seq not in moving for seq in matching)
         outcomes: list[TopicsError | None] = []
         if seqs:
             await self._move(queue, seqs, request.to, outcomes)
