@@ -30,6 +30,7 @@ class Consumer:
         self.seen: list[int] = []
         self.acked = 0
         self.failure: BaseException | None = None
+        self.chance = random.Random(group)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
@@ -65,10 +66,9 @@ class Fetching(Consumer):
     """Over HTTP. Now and then it comes back under a new name, as after a crash of its own."""
 
     def work(self) -> None:
-        chance = random.Random(self.group)
-        consumer = f"{self.group}-{chance.random()}"
+        consumer = f"{self.group}-{self.chance.random()}"
         with Client(self.server.url, retries=PATIENT) as topics:
-            for _ in range(chance.randrange(1, 8)):
+            for _ in range(self.chance.randrange(1, 8)):
                 page = topics.group_fetch(self.topic, self.group, consumer=consumer, limit=7, wait_ms=200)
                 self.note([record["$seq"] for record in page["records"]], page["cursor_seq"])
                 if page["records"]:
