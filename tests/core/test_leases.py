@@ -12,9 +12,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from topics.core import lease_events
 from topics.core.claims import Want, deal, divide
 from topics.core.config import TopicConfig
+from topics.core.derivation import Derived, Mark, miss
 from topics.core.lease_events import LeaseEvent, Replayed
 from topics.core.lease_parts import Failure, Grant, Move
 from topics.core.leases import Leases, leases_of
+from topics.core.line import first_job
+from topics.core.queue_counts import counts as counts_of
 from topics.core.ranges import SeqRanges
 from topics.core.render import render_blocks
 from topics.core.requests import RecordIn
@@ -54,7 +57,7 @@ def delete(topic: Topic, seqs: Sequence[int]) -> None:
 
 def claim(topic: Topic, leases: Leases, now: int, *wants: int, max_deliveries: int = 0, lease_ms: int = 100):
     """What each gets, by one pass."""
-    leases.settle(topic.earliest_seq, now)
+    leases.settle(first_job(topic), now)
     asked = [Want(jobs, PLENTY, []) for jobs in wants]
     due = deal(topic, leases, asked, max_deliveries, 100, now)
     leases.move([seq for seq, _ in due], Move("dead", max_deliveries, now))
@@ -703,3 +706,20 @@ def test_every_job_is_done_however_workers_fail(seed):
             delete(topic, finished)
             done += finished
     assert sorted(done) == list(range(1, 501))
+
+
+def test_leases_of_copies_that_a_crash_took_are_there_when_they_come_back():
+    topic, leases = queue()
+    topic.derived = Derived(Mark(1, 1))
+    miss(topic, 4)
+    produce(topic, 2)
+    leases.claim([Grant("a", 1, 100, [1, 2, 3, 4])])
+    topic.derived.struck.add(2, 2)  # it was done: its record comes back deleted
+    leases.match_with(topic)
+    assert counts_of(topic, 10)[:2] == (2, 3)
+    assert claim(topic, leases, 10, 9) == [[5, 6]]
+    assert claim(topic, leases, 99, 9) == [[]]
+    assert claim(topic, leases, 1000, 9) == [[5, 6]]  # all leases are over by now, but who could claim a gap
+    topic.refill(render_blocks([RecordIn(msgspec.Raw(b"1"))] * 4, None, 1, 0), topic.derived.struck)
+    topic.derived.filled(4)
+    assert claim(topic, leases, 1001, 9) == [[1, 3, 4]]

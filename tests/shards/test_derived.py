@@ -95,7 +95,9 @@ def verify(bench, seen, match, seed):
         absent = [data for data in wanted if data not in copies and data not in bench.deleted]
         assert len(absent) <= sum(missed for *_, missed in gaps), (seed, "lost", absent, gaps)
     if seen is None:
+        bench.deleted -= set(dest.values())  # the power went before the delete was durable
         return
+    assert not bench.deleted & set(dest.values()), (seed, "deleted, and back", bench.deleted & set(dest.values()))
     for seq, data in seen.items():
         gone_on_purpose = seq not in dest and data in bench.deleted  # its delete was under way
         assert dest.get(seq) == data or gone_on_purpose, (seed, seq, data, gaps)

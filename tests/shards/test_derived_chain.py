@@ -56,6 +56,7 @@ class World:
     async def crash(self, indexes):
         self.look()
         for index in indexes:
+            self.benches[index].write()  # a kill takes nothing from the file
             await self.end(index)
             bench, other = self.benches[index], self.benches[1 - index]
             bench.files = bench.files.crash(self.dice.randrange(1 << 30), power_loss=False)
@@ -115,6 +116,7 @@ class World:
         for topic in CHAIN:
             records, gaps = self.bench(topic).read(topic)
             assert gaps == [], (self.seed, topic, gaps)
+            assert not self.deleted[topic] & records.keys(), (self.seed, topic, "deleted, and back")
             for seq, data in self.seen[topic].items():
                 if seq not in self.deleted[topic]:
                     assert records.get(seq) == data, (self.seed, topic, seq, data, records.get(seq))

@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.api.events import watching
+from tests.api.sockets import Socket
 from tests.cli.test_main import run
 from tests.system.client import Client
 from topics.errors import NOT_READY
@@ -103,6 +104,33 @@ def test_without_its_cold_directory_a_server_starts_writes_and_delivers(serve, c
         left = [record for record in whole if record["data"]["n"] % 5 != 1]
         wait_until(lambda: client.once("POST", "/v0/topics/t/diff", {}).status_code == 200, "the directory to be back")
         assert read_all(client, "t")[:-1] == left
+
+
+def test_the_directory_is_taken_away_under_a_websocket_and_brought_back(serve, cold):
+    """It is told why nothing comes; other topics go on; nothing is left out, or told as lost."""
+    server: Server = serve(cold_dir=cold, **SMALL)
+    with Client(server) as client, Socket(int(server.url.rsplit(":", 1)[1])) as socket:
+        client.put("t", durability="fsync")
+        write(client, "t", 500)
+        wait_until(lambda: (segments(server.data), segments(cold)) == (1, 9), "the segments to move")
+        away = cold.rename(cold.with_name("away"))
+        assert socket.ask("subscribe", topic="t", from_seq=0)["op"] == "subscribed"
+        told = socket.next("error", "record", "tombstone")
+        assert (told["op"], told["code"], told["detail"]["reason"]) == ("error", NOT_READY, "cold_unavailable")
+        assert told["detail"]["topics"] == ["t"]
+        assert "request_id" not in told
+        assert socket.ask("subscribe", topic="other", tail=True)["code"] == "topic_not_found"  # the socket is open
+        client.put("other")
+        socket.ask("subscribe", topic="other", tail=True)
+        assert socket.ask("publish", topic="other", records=[{"data": "live"}])["op"] == "ack"
+        assert socket.next("record", "tombstone")["topic"] == "other"
+        away.rename(cold)
+        records: list[dict] = []
+        while len(records) < 500:
+            frame = socket.next("record", "tombstone")
+            assert (frame["op"], frame["topic"]) == ("record", "t")
+            records += frame["records"]
+        assert [record["$seq"] for record in records] == list(range(1, 501))
 
 
 def client_of(server: Server, topic: str, from_seq: int) -> dict:

@@ -149,6 +149,123 @@ def test_copies_come_back_to_a_shard_that_crashed_alone_while_nobody_writes(serv
         assert client._insist("DELETE", "/v0/routers/r")["deleted"]
 
 
+def files_with(shard, text):
+    """Whether a data file of a shard holds it."""
+    return any(text in path.read_bytes() for path in shard.rglob("*.data"))
+
+
+def test_a_shard_that_makes_a_checkpoint_has_the_other_store_its_copies(serve):
+    """Then, and not before, the source lets go of what was deleted from it."""
+    server = serve(shards=2, gateways=1)
+    slots = server.slots()
+    source, dest = name_on(slots, 0, "source"), name_on(slots, 1, "dest")
+    here, there = server.data / "shard-00", server.data / "shard-01"
+    with Client(server) as client:
+        client.put(source, durability="fsync")
+        client.put(dest, durability="fsync")
+        client._insist("PUT", "/v0/routers/r", {"source": source, "dest": dest})
+        client.append(source, {"records": [{"data": f"early-{n}"} for n in range(5)]})
+        wait_until(lambda: len(client.read_all(dest)[0]) == 5, "the copies")
+        client.delete(source, before_seq=6)
+        assert not files_with(there, b"early-3")
+        server.ask_shard(0, "checkpoint")
+        assert files_with(there, b"early-3")
+        assert not files_with(here, b"early-3")
+        client.append(source, {"records": [{"data": f"late-{n}"} for n in range(5)]})
+        wait_until(lambda: len(client.read_all(dest)[0]) == 10, "the copies")
+        client.delete(source, before_seq=11)
+        with server.held_down("shard", 1):
+            server.ask_shard(0, "checkpoint")  # nobody answers
+            assert files_with(here, b"late-3")
+            server.wait_back("shard", 0, server.kill("shard", 0))
+        records, gaps = client.read_all(dest)
+        wanted = [f"{name}-{n}" for name in ("early", "late") for n in range(5)]
+        assert ([record["data"] for record in records], gaps) == (wanted, [])
+        assert client.read_all(source) == ([], [])
+        server.ask_shard(0, "checkpoint")
+        assert files_with(there, b"late-3")
+        server.ask_shard(0, "checkpoint")  # a file goes with the checkpoint after
+        assert not files_with(here, b"late-3")
+
+
+def test_jobs_that_were_done_stay_done_on_both_ends_of_a_router(serve):
+    """Acks in the source do not follow to the destination, nor the other way round, and no crash takes them back."""
+    server = serve(shards=2, gateways=1)
+    slots = server.slots()
+    source, dest = name_on(slots, 0, "source"), name_on(slots, 1, "dest")
+    with Client(server) as client:
+        for topic in (source, dest):
+            client.put(topic, type="queue", durability="fsync", leases_durable=True)
+        client._insist("PUT", "/v0/routers/r", {"source": source, "dest": dest})
+        client.append(source, {"records": [{"data": n} for n in range(10)]})
+        wait_until(lambda: client.state(dest)["count"] == 10, "the copies")
+
+        def claim(topic):
+            jobs = client._insist("POST", f"/v0/topics/{topic}/claim", {"node": "w", "max": 100})["claimed"]
+            return {job["$seq"]: job["data"] for job in jobs}
+
+        def ack(topic, seqs):
+            answer = client._insist("POST", f"/v0/topics/{topic}/ack", {"node": "w", "seqs": seqs})
+            assert answer["acked"] == len(seqs)
+
+        jobs = {topic: claim(topic) for topic in (source, dest)}
+        assert all(list(claimed.values()) == list(range(10)) for claimed in jobs.values())
+        ack(source, [1, 2, 3, 4, 5, 6])
+        ack(dest, [1, 9])
+        for stored in (False, True):
+            if stored:
+                server.ask_shard(0, "checkpoint")
+            pids = [server.kill("shard", index) for index in (0, 1)]
+            for index, pid in enumerate(pids):
+                server.wait_back("shard", index, pid)
+            left = {topic: {r["$seq"]: r["data"] for r in client.read_all(topic)[0]} for topic in (source, dest)}
+            assert left == {
+                source: {seq: jobs[source][seq] for seq in (7, 8, 9, 10)},
+                dest: {seq: jobs[dest][seq] for seq in (2, 3, 4, 5, 6, 7, 8, 10)},
+            }
+            assert [claim(topic) for topic in (source, dest)] == [{}, {}]  # the rest is still leased
+        client.append(source, {"records": [{"data": "more"}]})
+        more = wait_until(lambda: claim(dest), "the copy")
+        with server.held_down("shard", 0):
+            server.wait_back("shard", 1, server.kill("shard", 1))
+            assert claim(dest) == {}
+            state = client.state(dest)["queue"]
+            assert (state["ready"], state["in_flight"]) == (0, 9), state
+        wait_until(lambda: client.state(dest)["count"] == 9, "the copies to be back")
+        assert claim(dest) == {}
+        ack(dest, list(more))
+        ack(source, [7, 8, 9, 10, *claim(source)])
+        ack(dest, [2, 3, 4, 5, 6, 7, 8, 10])
+        assert [client.state(topic)["count"] for topic in (source, dest)] == [0, 0]
+
+
+def test_a_dead_letter_of_a_derived_queue_is_on_its_way_while_the_shard_crashes(serve):
+    """Its job is a copy, which has to be made again before it can be moved; it arrives once."""
+    server = serve(shards=2, gateways=1)
+    slots = server.slots()
+    source, dest, letters = name_on(slots, 0, "source"), name_on(slots, 1, "dest"), name_on(slots, 0, "letters")
+    with Client(server) as client:
+        client.put(source, durability="fsync")
+        client.put(letters, durability="fsync", cap_records=1, discard="reject")
+        client.append(letters, {"records": [{"data": "full"}]})
+        client.put(dest, type="queue", durability="fsync", leases_durable=True, max_deliveries=1, dead_letter=letters)
+        client._insist("PUT", "/v0/routers/r", {"source": source, "dest": dest})
+        client.append(source, {"records": [{"data": "job"}]})
+        claim = {"node": "w", "max": 1}
+        wait_until(lambda: client._insist("POST", f"/v0/topics/{dest}/claim", claim)["claimed"], "the job")
+        client._insist("POST", f"/v0/topics/{dest}/nack", {"node": "w", "seqs": [1], "penalty": True})
+        assert client._insist("POST", f"/v0/topics/{dest}/claim", claim)["claimed"] == []  # there is no room for it
+        client.delete(source, before_seq=2)
+        pids = [server.kill("shard", index) for index in (0, 1)]
+        for index, pid in enumerate(pids):
+            server.wait_back("shard", index, pid)
+        assert [record["data"] for record in client.read_all(dest)[0]] == ["job"]
+        assert client._insist("POST", f"/v0/topics/{dest}/claim", claim)["claimed"] == []
+        client.delete(letters, before_seq=2)
+        wait_until(lambda: [r["data"] for r in client.read_all(letters)[0]] == ["job"], "the dead letter")
+        wait_until(lambda: client.state(dest)["count"] == 0, "the job to be gone")
+
+
 @pytest.mark.slow
 def test_copies_survive_kills(serve):
     seed = random.randrange(1 << 32)

@@ -12,7 +12,7 @@ import msgspec
 
 from topics.core.chunk import Chunk
 from topics.core.leases import Leases
-from topics.core.line import Line, Pick, chunk_of, waiting
+from topics.core.line import Line, Pick, chunk_of, jobs_in, waiting
 from topics.core.topic import Topic
 from topics.limits import JOB_PRIORITY_MAX
 
@@ -34,7 +34,7 @@ def deal(
     Nothing is leased yet, but free jobs that were picked are not picked again: the caller leases or moves them.
     `max_deliveries` 0: any number. What each gets is in the order of the seqs, or by levels, if there are some.
     """
-    for want, share in zip(wants, divide(leases.ready(topic.count), [want.jobs for want in wants]), strict=True):
+    for want, share in zip(wants, divide(leases.ready(jobs_in(topic)), [want.jobs for want in wants]), strict=True):
         want.share = share
     hungry = [want for want in wants if want.share]
     due: list[Pick] = []

@@ -97,6 +97,14 @@ class Derived:
                 return max(first, after + 1)
         return None
 
+    def awaits(self, seq: int) -> bool:
+        """Whether a copy is to come back there, to stay."""
+        return any(first <= seq <= last for first, last in self.missing) and seq not in self.struck
+
+    def awaited_in(self, first: int, last: int) -> int:
+        """How many are to come back in a missing range, to stay."""
+        return last - first + 1 - self.struck.count_between(first, last)
+
     def slots(self, through: int | None) -> list[int]:
         """Missing seqs, up to one of them or all."""
         return [
@@ -217,6 +225,17 @@ def miss(topic: Topic, last: int) -> None:
     topic.next_seq = max(topic.next_seq, last + 1)
     if topic.chunks:
         topic.chunks[-1].open = False
+
+
+def strike(topic: Topic, ranges: SeqRanges) -> None:
+    """These seqs are deleted. In a replay that tells that there were copies, before a mark does; they stay deleted when
+    they come back."""
+    derived = topic.derived
+    assert derived is not None
+    miss(topic, ranges.last or 0)
+    if derived.missing:
+        for first, last in ranges:
+            derived.struck.add(first, last)
 
 
 def note_id_time(topic: Topic, ts: int) -> None:

@@ -31,7 +31,7 @@ from topics.core.block import Block
 from topics.core.calendar import Calendar
 from topics.core.holders import Holders
 from topics.core.lease_parts import AGAIN, EXPIRED, FIRST, Failure, Grant, Lease, Move
-from topics.core.line import Line, Pick, chunk_of, is_uneven, live_jobs, waiting
+from topics.core.line import Line, Pick, chunk_of, is_gone, is_uneven, live_jobs, waiting
 from topics.core.ranges import SeqRanges
 
 if TYPE_CHECKING:
@@ -403,7 +403,9 @@ class Leases:
         """Jobs that were not there while the cursor passed: none of them must be passed by, or count as delivered."""
         for seq in range(first, min(last, self.cursor) + 1):
             is_busy = seq in self._leases or seq in self._delayed or seq in self._leaving
-            if not is_busy and self._is_known(seq):
+            if seq in self._free:
+                self._queue_up(seq)  # whoever looked for it did not find it
+            elif not is_busy and self._is_known(seq):
                 self._deliveries.setdefault(seq, 0)
                 self.stale = True
                 self._set_free(seq)
@@ -454,7 +456,7 @@ class Leases:
     def match_with(self, topic: "Topic") -> None:
         """After a replay: forget jobs that are gone, and let no live one that a cursor has passed be passed by."""
         self.cursor = min(self.cursor, topic.head_seq)
-        self._drop_all([seq for seq in self._known_seqs() if chunk_of(topic, seq) is None])
+        self._drop_all([seq for seq in self._known_seqs() if is_gone(topic, seq)])
         for seq, move in self.moving.items():
             self.move((seq,), move)
         busy = self._leases.keys() | self._delayed.keys() | self._leaving

@@ -107,6 +107,26 @@ def chunk_of(topic: "Topic", seq: int) -> Chunk | None:
     return chunk
 
 
+def is_gone(topic: "Topic", seq: int) -> bool:
+    """Whether a job is neither live nor a copy that a crash took, which is to come back."""
+    if chunk_of(topic, seq) is not None:
+        return False
+    derived = topic.derived
+    return derived is None or not derived.awaits(seq) or seq < max(topic.evict_floor, topic.delete_below)
+
+
+def first_job(topic: "Topic") -> int:
+    """Below this seq all jobs are gone for good."""
+    missing = topic.derived.missing if topic.derived is not None else None
+    return min(topic.earliest_seq, missing[0][0]) if missing else topic.earliest_seq
+
+
+def jobs_in(topic: "Topic") -> int:
+    """How many there are, copies that are to come back included: they may be leased."""
+    derived = topic.derived
+    return topic.count + sum(derived.awaited_in(*run) for run in derived.missing) if derived else topic.count
+
+
 def rank_in(chunk: Chunk, index: int) -> int:
     return chunk.ranks[index] if chunk.ranks is not None else 0
 

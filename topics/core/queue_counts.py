@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from topics.core.line import first_job, jobs_in
 from topics.core.topic import Topic
 
 
@@ -18,5 +19,6 @@ def counts(topic: Topic, now: int) -> Counts:
     leases = topic.leases
     if leases is None:
         return Counts(topic.count, 0, 0, 0)
-    leases.settle(topic.earliest_seq, now)
-    return Counts(leases.ready(topic.count), leases.in_flight, leases.dead_lettered, leases.scheduled)
+    leases.settle(first_job(topic), now)
+    ready = min(topic.count, leases.ready(jobs_in(topic)))  # copies that a crash took cannot be claimed yet
+    return Counts(ready, leases.in_flight, leases.dead_lettered, leases.scheduled)

@@ -232,9 +232,8 @@ def apply(state: ShardState, event: Event, lsn: int) -> Any:
     topic.applied_lsn = lsn
     if type(event) is RecordsDeleted:
         topic.expire(event.ts)
-        if topic.derived is not None and topic.derived.missing and event.ranges is not None:
-            for first, last in event.ranges:
-                topic.derived.struck.add(first, last)
+        if topic.derived is not None and event.ranges is not None:
+            derivation.strike(topic, event.ranges)
         if topic.leases is not None and event.ranges is not None:
             topic.leases.drop(event.ranges)
         return topic.delete(event.before_seq, event.ranges, event.prepared)

@@ -26,7 +26,7 @@ from topics.core.block import BadBlock
 from topics.core.dead_letters import dead_letter, revived
 from topics.core.idempotency import digest_key
 from topics.core.lease_parts import UNKNOWN, Failure, Move
-from topics.core.line import Pick, chunk_of
+from topics.core.line import Pick, chunk_of, is_gone
 from topics.core.loss import CORRUPT
 from topics.core.ranges import SeqRanges
 from topics.core.requests import RecordIn
@@ -109,7 +109,7 @@ class DeadLetters:
 
     def resume(self, queue: Queue, moved: set[int]) -> None:
         """After a start: delete what has arrived, and go on with what may have."""
-        there = sorted(seq for seq in moved if chunk_of(queue.topic, seq) is not None)
+        there = sorted(seq for seq in moved if not is_gone(queue.topic, seq))
         if there:
             ranges = SeqRanges.from_ascending(there)
             self._engine.delete_records(queue.topic, 0, ranges, lambda _: None, lambda _: None)
@@ -176,6 +176,8 @@ class DeadLetters:
         queue, seq, topic = job.queue, job.seq, job.queue.topic
         record = await self._read(queue, seq, move)
         if record is None:
+            if not is_gone(topic, seq):
+                raise TopicsError(errors.NOT_READY, "the job is a copy that is being made again from its source")
             return
         since = move.since if job.again else None
         key = f"{'redrive' if move.back else 'dead-letter'} {topic.name} {topic.epoch} {seq}"

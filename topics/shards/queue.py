@@ -19,7 +19,7 @@ from topics.core.claims import Want, deal
 from topics.core.jobs import Jobs
 from topics.core.lease_parts import DISCONNECTED, GIVEN_BACK, Failure, Grant
 from topics.core.leases import Leases
-from topics.core.line import Pick
+from topics.core.line import Pick, first_job, jobs_in
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.shards.timers import Timer
@@ -84,12 +84,12 @@ class Queue:
         """Bring the leases up to now; the time it is."""
         self._engine.expire(self.topic)
         now = self._engine.now()
-        self.leases.settle(self.topic.earliest_seq, now)
+        self.leases.settle(first_job(self.topic), now)
         return now
 
     @property
     def ready(self) -> int:
-        return self.leases.ready(self.topic.count)
+        return self.leases.ready(jobs_in(self.topic))
 
     # --- takers ---------------------------------------------------------------------------------------------------
 
