@@ -1,6 +1,7 @@
 """Create, read and remove a topic (API §0.10, §1.1, §1.2, §1.4)."""
 
 import json
+import time
 
 import pytest
 
@@ -171,6 +172,7 @@ def test_state_of_an_empty_topic(http, name):
     body = http.get(f"/v0/topics/{name}?touch=false").json()
     assert (body["head_seq"], body["earliest_seq"], body["next_seq"], body["count"]) == (0, 1, 1, 0)
     assert (body["last_write_ts"], body["last_read_ts"]) == (None, None)
+    assert abs(body["created_ts"] - time.time() * 1000) < 60_000
 
 
 def test_touch(http, name):

@@ -151,7 +151,7 @@ def topic_state() -> Topic:
     topic.evicted.add(4, 4, TTL)
     topic.holes.add(13, 20, "crash")
     topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms = 11, 131_072, 1, 1_700_000_000_008
-    topic.resident_from = 21
+    topic.resident_from, topic.created_ms = 21, 1_700_000_000_000
     topic.derived = Derived(MARK)
     topic.derived.missing, topic.derived.positions = [(14, 16), (19, 19)], [Position(60, 12, 5), Position(77, 20, 6)]
     topic.derived.struck.add(15, 15)
@@ -329,6 +329,7 @@ def test_the_golden_snapshot_is_read(files):
     topic, unflipped = snapshot.decode_topic(7, state.topics[7])
     assert (topic.name, topic.epoch, topic.config, topic.head_seq, topic.ceiling) == ("jobs", 3, CONFIG, 20, 131_072)
     assert (topic.evicted.floor, topic.holes.items, topic.delete_below) == (5, [(13, 20, "crash")], 6)
+    assert topic.created_ms == 1_700_000_000_000
     assert not unflipped
 
 

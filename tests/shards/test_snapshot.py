@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from topics.core.chunk import DataFile
 from topics.core.config import DEFAULT, TopicConfig, intern
+from topics.core.derivation import Derived, Mark
 from topics.core.idempotency import KeyWindow, Remembered
 from topics.core.loss import CAP, TTL
 from topics.core.ranges import SeqRanges
@@ -180,6 +181,7 @@ def busy_topic() -> Topic:
     topic.holes.add(40, 41, "corrupt")
     topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms = 77, 2**63 + 100, 3, 2**52
     topic.resident_from = 2**63
+    topic.created_ms = 2**51
     return topic
 
 
@@ -187,7 +189,7 @@ def scalars_of(topic: Topic) -> tuple[Any, ...]:
     return (
         topic.id, topic.name, topic.epoch, topic.config, topic.head_seq, topic.last_ts, topic.delete_below,
         topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items, topic.applied_lsn,
-        topic.ceiling, topic.cell, topic.last_write_ms, topic.resident_from,
+        topic.ceiling, topic.cell, topic.last_write_ms, topic.resident_from, topic.created_ms,
     )  # fmt: skip
 
 
@@ -198,6 +200,17 @@ def test_a_topic_comes_back(topic):
     assert decoded.next_seq == topic.head_seq + 1
     assert decoded.packs_from == 6
     assert not unflipped
+
+
+@pytest.mark.parametrize("members", [17, 18])
+def test_an_entry_from_before_a_member_was_added_is_read(members):
+    """Of a topic without and with routers that lead to it, as they were written until it was kept when it was made."""
+    topic = busy_topic()
+    topic.derived = Derived(Mark(5, 1, "s", 3, 2, 7, 6, 5, {"r": 1}, [])) if members == 18 else None
+    fields = msgpack.unpackb(snapshot.encode_topic(topic, 6), strict_map_key=False)
+    decoded, _ = snapshot.decode_topic(topic.id, msgpack.packb(fields[:members]))
+    assert (decoded.created_ms, decoded.derived is not None) == (0, members == 18)
+    assert scalars_of(decoded)[:-1] == scalars_of(topic)[:-1]
 
 
 # -- idempotency keys

@@ -54,10 +54,11 @@ def topic_state(topic: Topic, now_ms: int) -> bytes:
             topic.count,
             topic.bytes,
         )
-        + b'"config":%b,"effective_priority":%d,"last_write_ts":%b,"last_read_ts":%b'
+        + b'"config":%b,"effective_priority":%d,"created_ts":%b,"last_write_ts":%b,"last_read_ts":%b'
         % (
             to_json(topic.config),
             effective_priority(topic, now_ms),
+            _or_null(topic.created_ms or None),
             _or_null(topic.last_write_ms),
             _or_null(topic.last_read_ms),
         )

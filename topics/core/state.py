@@ -254,7 +254,7 @@ def _apply_created(state: ShardState, event: TopicCreated, lsn: int) -> Topic:
     topic.applied_lsn = lsn - 1  # the append that may share this frame has the same position
     topic.ceiling = topic.reserved = event.ceiling
     topic.cell = event.cell
-    topic.last_ts = event.ts
+    topic.last_ts = topic.created_ms = event.ts
     if residence.is_resident(topic):
         residence.begin(topic)
     state.topics[event.name] = topic

@@ -42,10 +42,10 @@ _last_ts = attrgetter("last_ts")
 class Topic:
     __slots__ = (
         "__weakref__", "applied_lsn", "becoming", "buried", "bytes", "ceiling", "cell", "chunks", "config", "count",
-        "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "flips", "groups", "head_seq", "held",
-        "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases", "name", "next_seq",
-        "packs_from", "parked", "pending", "pending_bytes", "pending_keys", "pending_records", "published", "queued_ms",
-        "refilled", "removing", "reserved", "resident_from", "spent", "tag_generations", "waiters",
+        "created_ms", "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "flips", "groups", "head_seq",
+        "held", "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases", "name",
+        "next_seq", "packs_from", "parked", "pending", "pending_bytes", "pending_keys", "pending_records", "published",
+        "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent", "tag_generations", "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
@@ -58,6 +58,7 @@ class Topic:
         self.next_seq = SEQ_BASE
         self.head_seq = SEQ_BASE - 1
         self.last_ts = 0
+        self.created_ms = 0  # 0: nobody knows, it was made before that was kept
         self.count = 0
         self.bytes = 0
         self.chunks: list[Chunk] = []

@@ -147,7 +147,7 @@ def encode_topic(topic: Topic, packs_from: int) -> bytes:
             topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
             topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, packs_from,
             topic.unflipped().encode(), topic.resident_from,
-            *([topic.derived.pack(topic)] if topic.derived is not None else []),
+            topic.derived.pack(topic) if topic.derived is not None else None, topic.created_ms,
         ]
     )  # fmt: skip
 
@@ -156,12 +156,13 @@ def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, 
     """The topic without its log (chunks come from the data files), and the deletes to lay over that."""
     (
         name, epoch, config, head_seq, last_ts, delete_below, cap_seq, ttl_seq, ranges, holes, applied_lsn, ceiling,
-        cell, last_write_ms, packs_from, unflipped, resident_from, derived,
-    ) = [*msgpack.unpackb(data, raw=False, strict_map_key=False), None][:18]  # fmt: skip
+        cell, last_write_ms, packs_from, unflipped, resident_from, derived, created_ms,
+    ) = [*msgpack.unpackb(data, raw=False, strict_map_key=False), None, None][:19]  # fmt: skip
     topic = Topic(topic_id, name, epoch, from_wire(config))
     topic.head_seq = head_seq
     topic.next_seq = head_seq + 1
     topic.last_ts = last_ts
+    topic.created_ms = created_ms or 0
     topic.delete_below = delete_below
     topic.evicted.cap_seq = cap_seq
     topic.evicted.ttl_seq = ttl_seq

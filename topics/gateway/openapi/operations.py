@@ -104,6 +104,7 @@ OPERATIONS: dict[str, Operation] = {
             "bytes": 2310912,
             "config": CONFIG,
             "effective_priority": 500,
+            "created_ts": 1748440000000,
             "last_write_ts": 1748450000123,
             "last_read_ts": None,
         },

@@ -101,6 +101,7 @@ class TopicState(Answer, kw_only=True):
     bytes: int
     config: Config
     effective_priority: int
+    created_ts: int | None
     last_write_ts: int | None
     last_read_ts: int | None
     queue: QueueCounts | UnsetType = UNSET

@@ -68,6 +68,7 @@ _SHOWN: Mapping[str, Rule] = {
     "count": ("How many.", {"minimum": 0}),
     "bytes": ("Live payload, in bytes.", {"minimum": 0}),
     "effective_priority": ("What the scheduler goes by now.", {}),
+    "TopicState.created_ts": ("When the topic was made. Null: before the server kept that.", {}),
     "last_write_ts": ("Null: never.", {}),
     "last_read_ts": ("Null: never.", {}),
     "next_cursor": ("For the next page; absent on the last one.", {}),
