@@ -5,6 +5,7 @@ import time
 import pytest
 
 from tests.api.instance import envelope, wait_for
+from tests.api.sockets import Socket
 
 
 def append(http, name, *records, **fields):
@@ -67,6 +68,28 @@ def test_copies_of_a_router_stay(http, name):
     wait_for(lambda: count(http, f"{name}.copy") == 1, "the copy")
     over(http, name, 0)
     assert [record["data"] for record in read(http, f"{name}.copy")["records"]] == [1]
+
+
+def test_over_a_websocket(instance, http, name):
+    with Socket(instance.port) as ws:
+        assert ws.ask("publish", topic=name, records=[{"data": 1, "ttl_ms": 1}, {"data": 2}])["op"] == "ack"
+    over(http, name, 1)
+    assert [record["data"] for record in read(http, name)["records"]] == [2]
+
+
+def test_in_a_large_write(http, name):
+    """One that is rendered in pieces: each lifetime lies where it belongs."""
+    records = [{"data": f"{n} " + "x" * 300, **({"ttl_ms": 1} if n % 7 == 3 else {})} for n in range(4000)]
+    append(http, name, *records)
+    left = [n for n in range(4000) if n % 7 != 3]
+    over(http, name, len(left))
+    found: list[int] = []
+    at = 0
+    while len(found) < len(left):
+        page = read(http, name, from_seq=at, limit=1000, max_batch_bytes=8 * 2**20)
+        found += [int(record["data"].split()[0]) for record in page["records"]]
+        at = page["next_from_seq"]
+    assert found == left
 
 
 @pytest.mark.parametrize("ttl", [0, -1, "5", 10**12, 0.5])
