@@ -2,18 +2,21 @@
 
 import random
 from collections.abc import Sequence
+from itertools import count
 
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from topics import limits
 from topics.core import lease_events
 from topics.core.claims import Want, deal, divide
 from topics.core.config import TopicConfig
 from topics.core.derivation import Derived, Mark, miss
-from topics.core.lease_events import LeaseEvent, Replayed
+from topics.core.free_jobs import FreeJobs
+from topics.core.lease_events import Kept, LeaseEvent, Replayed
 from topics.core.lease_parts import Failure, Grant, Move
 from topics.core.leases import Leases, leases_of
 from topics.core.line import first_job
@@ -57,7 +60,7 @@ def delete(topic: Topic, seqs: Sequence[int]) -> None:
 
 def claim(topic: Topic, leases: Leases, now: int, *wants: int, max_deliveries: int = 0, lease_ms: int = 100):
     """What each gets, by one pass."""
-    leases.settle(first_job(topic), now)
+    settle(topic, leases, now)
     asked = [Want(jobs, PLENTY, []) for jobs in wants]
     due = deal(topic, leases, asked, max_deliveries, 100, now)
     leases.move([seq for seq, _ in due], Move("dead", max_deliveries, now))
@@ -66,8 +69,16 @@ def claim(topic: Topic, leases: Leases, now: int, *wants: int, max_deliveries: i
     return got
 
 
+def settle(topic: Topic, leases: Leases, now: int) -> int:
+    """Until all is done that is due; the steps it took."""
+    for steps in count(1):
+        if leases.settle(first_job(topic), now):
+            return steps
+    raise AssertionError
+
+
 def counts(topic: Topic, leases: Leases, now: int) -> tuple[int, int]:
-    leases.settle(topic.earliest_seq, now)
+    settle(topic, leases, now)
     return leases.ready(topic.count), leases.in_flight
 
 
@@ -184,6 +195,51 @@ def test_a_hundred_thousand_leases_expire_together():
     assert counts(topic, leases, 101) == (100_000, 0)
     assert claim(topic, leases, 101, 3) == [[1, 2, 3]]
     assert counts(topic, leases, 101) == (99_997, 3)
+
+
+@pytest.mark.parametrize("way", ["leases end", "delays end", "times come", "line", "jobs go", "jobs are deleted"])
+def test_however_many_jobs_change_at_once_a_step_is_a_step(way, monkeypatch):
+    """Each job costs a step its part, and between two steps every job is in one state."""
+    done: list[int] = []
+    monkeypatch.setattr(FreeJobs, "put_back", counted(FreeJobs.put_back, done))
+    monkeypatch.setattr(Leases, "_detach", counted(Leases._detach, done))
+    topic, leases = queue()
+    produce(topic, 20_000, delay_ms=50 if way == "times come" else None)
+    if way != "times come":
+        claim(topic, leases, 0, 20_000)
+    if way in ("delays end", "line"):
+        leases.release(range(1, 20_001), 50 if way == "delays end" else 0, 0)
+    if way == "line":
+        produce(topic, 1, priority=5)
+    done.clear()
+    if way == "jobs go":
+        topic.delete(10_001, None)
+    elif way == "jobs are deleted":
+        delete(topic, range(1, 20_001, 2))
+        assert len(done) <= limits.FORGET_STEP
+    now, over = 0 if way.startswith("jobs") else 101, False
+    while not over:
+        done.clear()
+        over = leases.settle(topic.earliest_seq, now)
+        assert len(done) <= 2 * limits.FORGET_STEP
+        assert len(leases.free.seqs & leases._leases.keys()) == leases._expired
+        assert not leases.free.seqs & leases._delayed.keys()
+    if way.startswith("jobs"):
+        assert (leases.ready(topic.count), leases.in_flight) == (0, 10_000)
+        return
+    left = 20_000 + (way == "line")
+    assert (leases.ready(topic.count), leases.in_flight) == (left, 0)
+    assert len(claim(topic, leases, now, 30_000)[0]) == left
+
+
+def counted(function, calls: list[int]):
+    """The function, noting that it was called for a job."""
+
+    def call(self, seq):
+        calls.append(seq)
+        return function(self, seq)
+
+    return call
 
 
 def test_waiting_jobs_cost_nothing():
@@ -453,6 +509,10 @@ def event(made: tuple[int, list], ts: int = 0) -> LeaseEvent:
     return lease_events.decode(lease_events.encode(LeaseEvent(made[0], 1, 1, ts, made[1])))
 
 
+def kept(leases: Leases, *, clean: bool = False, durable: bool = True) -> LeaseEvent:
+    return lease_events.decode(Kept(leases.snapshot(), clean=clean, durable=durable).encode(1, 1, 0))
+
+
 def test_jobs_that_come_back_behind_others_were_not_delivered():
     """A crash took them, and they are made again when one above them was claimed already."""
     topic, leases = queue()
@@ -463,7 +523,7 @@ def test_jobs_that_come_back_behind_others_were_not_delivered():
     topic.refill(render_blocks([RecordIn(msgspec.Raw(b"1"))] * 5, None, 1, 0), SeqRanges())
     replayed = Replayed()
     assert leases.stale  # so all is written before the next event
-    replayed.apply(event(lease_events.kept(leases, clean=False, durable=True)))
+    replayed.apply(kept(leases))
     assert counts(topic, leases, 0) == (5, 1)
     for again in (leases, replayed.leases):
         again.match_with(topic)
@@ -477,17 +537,58 @@ def test_what_a_clean_stop_keeps_does_not_stand_after_the_next_start():
     claim(topic, leases, 0, 2)
     leases.dead_lettered = 4
     replayed = Replayed()
-    replayed.apply(event(lease_events.kept(leases, clean=True, durable=False)))
+    replayed.apply(kept(leases, clean=True, durable=False))
     assert (replayed.clean, replayed.leases.in_flight) == (True, 2)
     replayed.apply(event(lease_events.voided()))
     assert (replayed.clean, replayed.leases.in_flight, replayed.leases.dead_lettered) == (False, 0, 4)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_what_happens_while_the_log_is_written_anew_stands_behind_it(ends):
+    """And if it is never ended, all that was before stands."""
+    _, leases = queue(5)
+    log = []
+
+    def happens(made, *seqs):
+        log.append(event(made))
+        getattr(leases, made_by[made[0]])(*seqs)
+
+    made_by = {lease_events.CLAIMED: "claim", lease_events.EXTENDED: "extend", lease_events.RELEASED: "release"}
+    first, second = [Grant("a", 1, 100, [1, 2, 3])], [Grant("b", 4, 300, [1, 4])]
+    happens(lease_events.claimed(first), first)
+    whole = Kept(leases.snapshot(), clean=False, durable=True, begun=True)
+    begun = len(log)
+    log.append(event(lease_events.begun()))
+    happens(lease_events.extended([3], 200), [3], 200)
+    happens(lease_events.released([1], 0), [1], 0, 0)
+    happens(lease_events.claimed(second), second)
+    happens(lease_events.released([2], 50), [2], 50, 0)
+    if ends:
+        log = [*log[begun:], lease_events.decode(whole.encode(1, 1, 0))]
+    replayed = Replayed()
+    for one in log:
+        replayed.apply(one)
+    assert replayed.leases.snapshot() == leases.snapshot()
+    assert (leases.lease_of(1).node, leases.lease_of(3).deadline) == ("b", 200)  # type: ignore[union-attr]
+    assert (leases.lease_of(2), leases.deliveries(1)) == (None, 2)
 
 
 # --- the model ----------------------------------------------------------------------------------------------------
 
 
 class Model(RuleBasedStateMachine):
-    """The projection, its replay, and a naive list of jobs side by side."""
+    """The projection, its replay, and a naive list of jobs side by side.
+
+    Steps are small, and what is due may be half done for a while: until somebody claims or holds a job.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.steps = limits.SETTLE_STEP, limits.FORGET_STEP
+        limits.SETTLE_STEP, limits.FORGET_STEP = 1, 1
+
+    def teardown(self):
+        limits.SETTLE_STEP, limits.FORGET_STEP = self.steps
 
     @initialize(limit=st.sampled_from([0, 2]), age=st.sampled_from([0, 40, 60_000]))
     def begin(self, limit, age):
@@ -498,6 +599,9 @@ class Model(RuleBasedStateMachine):
         self.log = []
         self.number = 1
         self.dead: list[int] = []
+        self.half = False
+        self.rewrite: tuple[int, Kept] | None = None
+        self.produce(6, None, None)
 
     def note(self, made):
         self.log.append(event(made, self.now))
@@ -532,13 +636,22 @@ class Model(RuleBasedStateMachine):
 
         return sorted((seq for seq, job in self.jobs.items() if self.is_free(job)), key=key)
 
-    @rule(ms=st.sampled_from([1, 50, 100, 101, 5000]))
-    def wait(self, ms):
+    @rule(ms=st.sampled_from([1, 50, 100, 101, 5000]), half=st.booleans())
+    def wait(self, ms, half):
         self.now += ms
+        self.half = self.half or half
+
+    @rule()
+    def settle_a_step(self):
+        self.leases.settle(self.topic.earliest_seq, self.now)
+
+    def settle(self):
+        settle(self.topic, self.leases, self.now)
+        self.half = False
 
     @rule(asks=st.lists(st.tuples(st.sampled_from(NODES), st.integers(1, 4)), min_size=1, max_size=3))
     def claim(self, asks):
-        self.leases.settle(self.topic.earliest_seq, self.now)
+        self.settle()
         wants = [Want(jobs, PLENTY, []) for _, jobs in asks]
         expected = self.in_order()
         due = [seq for seq, _ in deal(self.topic, self.leases, wants, self.limit, 100, self.now)]
@@ -584,6 +697,7 @@ class Model(RuleBasedStateMachine):
 
     def pick_held(self, data, node):
         """A few seqs, held or not; those that `node` holds by the naive rules."""
+        self.settle()
         seqs = sorted(set(data.draw(st.lists(st.integers(1, self.topic.next_seq), max_size=4))))
         held = [seq for seq in seqs if self.jobs.get(seq, {"holder": None})["holder"] == node]
         held = [seq for seq in held if not self.jobs[seq]["gone"]]
@@ -622,6 +736,15 @@ class Model(RuleBasedStateMachine):
             if failure is not None:
                 self.jobs[seq]["failure"] = failure
 
+    @rule(node=st.sampled_from(NODES))
+    def lose_a_worker(self, node):
+        """What it holds is given back, however much else is due."""
+        held = [seq for seq, job in self.jobs.items() if job["holder"] == node and not job["gone"]]
+        self.leases.release(held, 0, self.now)
+        self.note(lease_events.released(held, 0))
+        for seq in held:
+            self.jobs[seq] |= {"holder": None, "due": 0}
+
     @rule(data=st.data(), node=st.sampled_from(NODES))
     def extend(self, data, node):
         held = self.pick_held(data, node)
@@ -646,9 +769,10 @@ class Model(RuleBasedStateMachine):
             delete(self.topic, [seq])
             del self.jobs[seq]
 
-    @rule(data=st.data())
-    def lose_some(self, data):
+    @rule(data=st.data(), half=st.booleans())
+    def lose_some(self, data, half):
         """Records go without an ack, at the front or anywhere."""
+        self.half = self.half or half
         seqs = sorted(set(data.draw(st.lists(st.integers(1, self.topic.next_seq), max_size=3))))
         if data.draw(st.booleans()) and seqs:
             self.topic.delete(seqs[0], None)
@@ -659,10 +783,24 @@ class Model(RuleBasedStateMachine):
             self.jobs.pop(seq, None)
         self.dead = [seq for seq in self.dead if seq in self.jobs]
 
-    @rule(compact=st.booleans())
-    def restart(self, compact):
-        if compact:
-            self.log = [event(lease_events.kept(self.leases, clean=False, durable=True))]
+    @precondition(lambda self: self.rewrite is None)
+    @rule()
+    def begin_rewrite(self):
+        self.rewrite = len(self.log), Kept(self.leases.snapshot(), clean=False, durable=True, begun=True)
+        self.note(lease_events.begun())
+
+    @precondition(lambda self: self.rewrite is not None)
+    @rule()
+    def end_rewrite(self):
+        assert self.rewrite is not None
+        first, whole = self.rewrite
+        self.rewrite = None
+        self.log = [*self.log[first:], lease_events.decode(whole.encode(1, 1, self.now))]
+        self.restart()
+
+    @rule()
+    def restart(self):
+        self.rewrite = None
         replayed = Replayed()
         for happened in self.log:
             replayed.apply(happened)
@@ -672,7 +810,12 @@ class Model(RuleBasedStateMachine):
             assert self.leases.deliveries(seq) == job["times"]
             if job["holder"] is None:
                 assert self.leases.last_failure(seq) == job.get("failure")
+            elif not job["gone"]:
+                lease = self.leases.held(seq, job["holder"], job["number"])
+                assert lease is not None
+                assert lease.deadline == job["deadline"]
 
+    @precondition(lambda self: not self.half)
     @invariant()
     def counters_are_right(self):
         ready = sum(self.is_free(job) for job in self.jobs.values())

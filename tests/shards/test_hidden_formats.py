@@ -4,6 +4,7 @@ Written anew like those of test_formats.py. Topics themselves are golden there; 
 """
 
 from pathlib import Path
+from typing import Any
 
 import msgpack
 import pytest
@@ -12,7 +13,7 @@ from tests.shards.test_formats import REGENERATE, u
 from topics.core import groups, lease_events
 from topics.core.config import TopicConfig
 from topics.core.groups import Group, GroupEvent
-from topics.core.lease_events import LeaseEvent, Replayed
+from topics.core.lease_events import Kept, LeaseEvent, Replayed
 from topics.core.lease_parts import Failure, Grant, Lease, Move
 from topics.core.leases import Leases
 from topics.core.topic import Topic
@@ -40,7 +41,7 @@ def all_of_it() -> Leases:
     return leases
 
 
-LEASES = [
+LEASES: list[tuple[int, list[Any]] | Kept] = [
     lease_events.claimed([Grant("w1", 7, NOW + 30_000, [1, 2, 300]), Grant("é", 10, NOW + 100, [4])]),
     lease_events.claimed([Grant("w1", 11, NOW + 30_000, [5, 6, 7], codes=bytes((9, 254, 255)))]),
     lease_events.claimed([Grant("w2", 14, NOW + 30_000, [8], owner=2**40)]),
@@ -52,17 +53,24 @@ LEASES = [
     lease_events.moved([4]),
     lease_events.moved([9], back=True),
     lease_events.stayed([7]),
-    lease_events.kept(all_of_it(), clean=True, durable=False),
+    Kept(all_of_it().snapshot(), clean=True, durable=False),
     lease_events.voided(),
+    lease_events.begun(),
+    lease_events.extended([41], NOW + 70_000),
+    Kept(all_of_it().snapshot(), clean=False, durable=True, begun=True),
 ]
-EVENTS = [LeaseEvent(kind, 7, 3, NOW + n, fields) for n, (kind, fields) in enumerate(LEASES)]
 
 
 def records(name: str) -> list[bytes]:
     """As they are written now."""
     if name == "groups":
         return [groups.encode(events) for events in GROUPS]
-    return [lease_events.encode(event) for event in EVENTS]
+    return [
+        made.encode(7, 3, NOW + n)
+        if isinstance(made, Kept)
+        else lease_events.encode(LeaseEvent(made[0], 7, 3, NOW + n, made[1]))
+        for n, made in enumerate(LEASES)
+    ]
 
 
 def golden(name: str) -> list[bytes]:
@@ -89,7 +97,8 @@ def test_the_bytes_are_the_golden_ones(name):
 
 def test_every_kind_is_there():
     assert {event.kind for events in GROUPS for event in events} == {groups.KEPT, groups.MOVED, groups.REMOVED}
-    assert {event.kind for event in EVENTS} == set(range(lease_events.CLAIMED, lease_events.VOIDED + 1))
+    kinds = {lease_events.decode(record).kind for record in records("leases")}
+    assert kinds == set(range(lease_events.CLAIMED, lease_events.BEGUN + 1))
 
 
 def test_the_golden_groups_are_read():
@@ -120,23 +129,28 @@ def test_the_table_of_groups():
 def test_the_golden_leases_are_read():
     queue = Replayed()
     events = [lease_events.decode(record) for record in golden("leases")]
-    for event in events[:-2]:
+    for event in events[:11]:
         queue.apply(event)
     assert queue.moved == {4, 9}
     assert (queue.leases.dead_lettered, queue.leases.moving) == (1, {})
     assert queue.leases._leases[1] == Lease(7, "w1", NOW + 90_000)
     assert queue.leases._leases[8] == Lease(14, "w2", NOW + 30_000, 2**40)
-    queue.apply(events[-2])
+    queue.apply(events[11])
     assert (queue.clean, queue.durable) == (True, False)
-    assert queue.leases.pack() == all_of_it().pack()
-    queue.apply(events[-1])
-    assert (queue.clean, queue.leases.pack()) == (False, all_of_it().without_leases().pack())
+    assert queue.leases.snapshot() == all_of_it().snapshot()
+    queue.apply(events[12])
+    assert (queue.clean, queue.leases.snapshot()) == (False, all_of_it().without_leases().snapshot())
+    for event in events[13:]:
+        queue.apply(event)
+    everything = all_of_it()
+    everything.extend([41], NOW + 70_000)
+    assert (queue.clean, queue.durable, queue.leases.snapshot()) == (False, True, everything.snapshot())
 
 
 def test_the_table_of_leases():
     found = [msgpack.unpackb(record) for record in golden("leases")]
     assert [(kind, topic_id, epoch, ts) for kind, topic_id, epoch, ts, _ in found] == [
-        (kind, 7, 3, NOW + n) for n, kind in enumerate((1, 1, 1, 2, 3, 3, 3, 4, 5, 5, 6, 7, 8))
+        (kind, 7, 3, NOW + n) for n, kind in enumerate((1, 1, 1, 2, 3, 3, 3, 4, 5, 5, 6, 7, 8, 9, 2, 7))
     ]
     fields = [record[4] for record in found]
     assert fields[:3] == [
@@ -158,4 +172,5 @@ def test_the_table_of_leases():
     assert held == [[41, 10, NOW + 30_000, 0], [44, 12, NOW + 60_000, 1, 5]]
     assert (delayed, deliveries) == ([[43, NOW + 5000]], [])
     assert (moving, failures) == ([[30, "jobs.dead", 3, NOW, "boom", NOW - 1, False]], [[43, "no bucket", NOW]])
-    assert fields[12] == []
+    assert fields[12] == fields[13] == []
+    assert fields[15] == [False, True, fields[11][2], True]

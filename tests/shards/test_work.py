@@ -14,6 +14,7 @@ from topics import errors
 from topics.clock import SystemClock
 from topics.errors import TopicsError
 from topics.rpc.open_calls import Stream
+from topics.shards.slices import in_slices
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
 
@@ -191,7 +192,7 @@ async def test_durable_leases_of_a_stream_end_with_its_shard(anew):
         async with working(shard) as worker:
             assert await pushed(worker, 2) == [2, 3]
             if anew:
-                shard.queues.log.write_anew(clean=False)
+                await in_slices(shard.queues.log.write_anew())
                 await shard.shard.committer.flushed()  # type: ignore[union-attr]
             files = files.clone()  # the disk as a kill leaves it
     for deliveries in (2, 3):

@@ -4,7 +4,7 @@ Many seqs share a time (a batch is leased in one go), so there is one list a tim
 ever taken out ahead of its time: who asks checks whether an entry still stands (the lease may have been extended).
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 
 
@@ -25,14 +25,20 @@ class Calendar:
             seqs.append(seq)
         self.size += 1
 
-    def pop_before(self, when: int) -> Iterator[tuple[int, int]]:
-        """Take out the entries below `when`: (time, seq), the earliest first."""
-        while self._heap and self._heap[0] < when:
-            due = heappop(self._heap)
-            seqs = self._seqs.pop(due)
-            self.size -= len(seqs)
-            for seq in seqs:
-                yield due, seq
+    def pop_before(self, when: int, most: int) -> list[tuple[int, int]]:
+        """Take out so many of the entries below `when`: (time, seq), the earliest first."""
+        taken: list[tuple[int, int]] = []
+        while self._heap and self._heap[0] < when and len(taken) < most:
+            due = self._heap[0]
+            seqs = self._seqs[due]
+            some = seqs[len(taken) - most :]
+            taken += [(due, seq) for seq in some]
+            del seqs[-len(some) :]
+            if not seqs:
+                heappop(self._heap)
+                del self._seqs[due]
+        self.size -= len(taken)
+        return taken
 
     @property
     def first(self) -> int | None:

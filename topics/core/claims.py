@@ -49,7 +49,7 @@ def deal(
             if not want.share:
                 hungry.remove(want)
     if pick is not None:
-        leases.put_back(pick[0])
+        leases.free.put_back(pick[0])
     if leases.line is None or len(leases.line.priorities) == 1:
         for want in wants:
             want.picks.sort(key=_seq_of)
@@ -93,7 +93,7 @@ def _take_overdue(topic: Topic, leases: Leases, max_deliveries: int, due: list[P
     overdue = leases.overdue
     if leases.overdue_at != max_deliveries:
         for seq in overdue:
-            leases.put_back(seq)
+            leases.free.put_back(seq)
         overdue.clear()
         leases.overdue_at = max_deliveries
     taken: set[int] = set()
@@ -108,7 +108,7 @@ def _take_overdue(topic: Topic, leases: Leases, max_deliveries: int, due: list[P
 def _available(topic: Topic, leases: Leases) -> Iterator[Pick]:
     """Every job that may be claimed, in the order in which they are."""
     seen: set[int] = set()  # a job may stand in the order of free ones twice
-    while (seq := leases.pick_free()) is not None:
+    while (seq := leases.free.pick()) is not None:
         chunk = chunk_of(topic, seq)
         if seq not in seen and chunk is not None:
             seen.add(seq)
@@ -120,7 +120,7 @@ def _available(topic: Topic, leases: Leases) -> Iterator[Pick]:
 
 def _by_level(leases: Leases, line: Line, now: int) -> Iterator[Pick]:
     """The same with priorities: of each the first free and the first waiting job are compared."""
-    sources = [(priority, leases.free_of(priority)) for priority in line.priorities]
+    sources = [(priority, leases.free.of(priority)) for priority in line.priorities]
     sources += [(priority, leases.waiting_of(priority)) for priority in line.priorities]
     first: list[tuple[int, bool, int, int, int, Chunk]] = []
 
@@ -138,7 +138,7 @@ def _by_level(leases: Leases, line: Line, now: int) -> Iterator[Pick]:
     while first:
         _, _, _, seq, number, chunk = heappop(first)
         if number < len(line.priorities):
-            leases.take_free(sources[number][0])
+            leases.free.take(sources[number][0])
         yield seq, chunk
         look(number)
 

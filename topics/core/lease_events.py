@@ -4,17 +4,22 @@ An event is one request's worth: a claim of a thousand jobs, or of a whole cohor
 is not among them: the event that deletes it from the jobs log says so.
 
 Stored form: a msgpack array of kind, topic id, epoch, time, then the event's own fields.
+
+To write all there is anew takes a while, and more happens meanwhile. So that begins with an event (BEGUN) at the moment
+of which it tells, and ends with it (KEPT); a replay puts what came in between on top. Without its end it has not been.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgpack
 import msgspec
 
 from topics.core.lease_parts import Failure, Grant, Move
+from topics.core.lease_snapshot import Snapshot
 from topics.core.leases import Leases
 
-CLAIMED, EXTENDED, RELEASED, MOVING, MOVED, STAYED, KEPT, VOIDED = range(1, 9)
+CLAIMED, EXTENDED, RELEASED, MOVING, MOVED, STAYED, KEPT, VOIDED, BEGUN = range(1, 10)
 
 
 class LeaseEvent(msgspec.Struct, frozen=True):
@@ -66,9 +71,9 @@ def stayed(seqs: list[int]) -> tuple[int, list[Any]]:
     return STAYED, [seqs]
 
 
-def kept(leases: Leases, *, clean: bool, durable: bool) -> tuple[int, list[Any]]:
-    """All there is, instead of the events so far. `clean`: the shard stopped right behind it."""
-    return KEPT, [clean, durable, leases.pack()]
+def begun() -> tuple[int, list[Any]]:
+    """What is to be kept is as of now; it follows."""
+    return BEGUN, []
 
 
 def voided() -> tuple[int, list[Any]]:
@@ -81,6 +86,36 @@ def encode(event: LeaseEvent) -> bytes:
     return packed
 
 
+class Kept:
+    """All there is of a queue, instead of the events so far, or of those up to BEGUN if that was logged. `clean`: the
+    shard stopped right behind it. Fields: clean, durable, the snapshot; true if BEGUN was logged."""
+
+    def __init__(self, snapshot: Snapshot, *, clean: bool, durable: bool, begun: bool = False) -> None:
+        self._snapshot = snapshot
+        self._flags = clean, durable
+        self._begun = begun
+        self.packed = b""
+
+    def encode(self, topic_id: int, epoch: int, ts: int) -> bytes:
+        for _ in self.pack(topic_id, epoch, ts):
+            pass
+        return self.packed
+
+    def pack(self, topic_id: int, epoch: int, ts: int) -> Iterator[None]:
+        """Encode it in steps; then it is `packed`."""
+        packer = msgpack.Packer(use_bin_type=True, autoreset=False)
+        packer.pack_array_header(5)
+        for head in (KEPT, topic_id, epoch, ts):
+            packer.pack(head)
+        packer.pack_array_header(4 if self._begun else 3)
+        for flag in self._flags:
+            packer.pack(flag)
+        yield from self._snapshot.pack(packer)
+        if self._begun:
+            packer.pack(True)
+        self.packed = packer.bytes()
+
+
 def decode(data: bytes) -> LeaseEvent:
     return LeaseEvent(*msgpack.unpackb(data, raw=False, strict_map_key=False))
 
@@ -88,25 +123,41 @@ def decode(data: bytes) -> LeaseEvent:
 class Replayed:
     """One queue while its log is read."""
 
-    __slots__ = ("clean", "durable", "leases", "moved")
+    __slots__ = ("_since", "clean", "durable", "leases", "moved")
 
     def __init__(self) -> None:
         self.leases = Leases()
         self.moved: set[int] = set()
         self.clean = False
         self.durable = True
+        self._since: list[LeaseEvent] | None = None  # events since BEGUN
 
     def apply(self, event: LeaseEvent) -> None:
-        kind, fields, leases = event.kind, event.fields, self.leases
-        if kind == KEPT:
-            self.clean, self.durable = fields[0], fields[1]
-            self.leases = Leases.unpack(fields[2])
-            return
-        if kind == VOIDED:
-            if not self.durable:
-                self.leases = leases.without_leases()
-            self.clean = False
-            return
+        kind, fields = event.kind, event.fields
+        if kind == BEGUN:
+            self._since = []
+        elif kind == KEPT and len(fields) > 3:
+            since, self._since = self._since or (), None
+            self._keep(fields)
+            for later in since:
+                self.apply(later)
+        else:
+            if self._since is not None:
+                self._since.append(event)
+            if kind == KEPT:
+                self._keep(fields)
+            elif kind == VOIDED:
+                self.leases = self.leases if self.durable else self.leases.without_leases()
+                self.clean = False
+            else:
+                self._apply_to(self.leases, event)
+
+    def _keep(self, fields: list[Any]) -> None:
+        self.clean, self.durable = fields[0], fields[1]
+        self.leases = Leases.of(Snapshot.unpack(fields[2]))
+
+    def _apply_to(self, leases: Leases, event: LeaseEvent) -> None:
+        kind, fields = event.kind, event.fields
         if kind == CLAIMED:
             leases.claim([_grant(*grant) for grant in fields])
         elif kind == EXTENDED:

@@ -16,22 +16,28 @@ jobs have priorities, each priority has its cursor (line.py).
 Records leave the log for other reasons than an ack (caps, time, deletes). The log tells of deletes inside it
 (`drop`, `drop_range`) and `settle` notices what is below its first live seq. Each seq costs that once.
 
+Very many jobs may become free, or go, at the same moment. `settle` does that in steps, each of which leaves every job
+in one state; what is not done yet is as if its time had not come, and nobody is given a job or told a number before it
+is done (topics/shards/catchup.py).
+
 Pure: `now` comes in. The methods named after events (`claim`, `extend`, `release`) never refuse; they are called when
-an event happens and when it is replayed. Whether something may happen is asked before (`held`, `pick_free`).
+an event happens and when it is replayed. Whether something may happen is asked before (`held`, `FreeJobs.pick`).
 """
 
-from collections.abc import Iterable, Iterator
-from heapq import heappop, heappush
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, islice
 from sys import intern
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import msgspec
-
+from topics import limits
 from topics.core.block import Block
 from topics.core.calendar import Calendar
+from topics.core.free_jobs import FreeJobs
 from topics.core.holders import Holders
 from topics.core.lease_parts import AGAIN, EXPIRED, FIRST, Failure, Grant, Lease, Move
-from topics.core.line import Line, Pick, chunk_of, is_gone, is_uneven, live_jobs, waiting
+from topics.core.lease_snapshot import Snapshot
+from topics.core.line import Line, Pick, is_gone, is_uneven, live_jobs, waiting
 from topics.core.ranges import SeqRanges
 
 if TYPE_CHECKING:
@@ -50,12 +56,12 @@ class Leases:
         "_expired",
         "_failures",
         "_floor",
-        "_free",
-        "_heap",
+        "_gone",
         "_leases",
         "_leaving",
         "cursor",
         "dead_lettered",
+        "free",
         "line",
         "logged",
         "moving",
@@ -73,14 +79,14 @@ class Leases:
         self._leases: dict[int, Lease] = {}
         self._expired = 0  # of these, are free as well
         self._deadlines = Calendar()
-        self._free: set[int] = set()
-        self._heap: list[int] = []  # the free ones in their order, and some that no longer are
+        self.free = FreeJobs()
         self._delayed: dict[int, int] = {}  # seq → when it is free
         self._dues = Calendar()
         self._leaving: set[int] = set()
         self._deliveries: dict[int, int] = {}  # where it is not just once
         self.streams = Holders()
         self._floor = 0
+        self._gone: deque[tuple[Iterator[int], SeqRanges]] = deque()  # of these seqs, forget those
         self.moving: dict[int, Move] = {}  # of those that are leaving
         self.overdue: list[int] = []  # free jobs that a pass found due for the dead-letter topic, and left
         self.overdue_at = 0  # deliveries by which they are
@@ -90,24 +96,35 @@ class Leases:
 
     # --- looking --------------------------------------------------------------------------------------------------
 
-    def settle(self, earliest_seq: int, now: int) -> None:
-        """Let what is due by now happen. Before anything else, with the first live seq of the log."""
+    def settle(self, earliest_seq: int, now: int) -> bool:
+        """Let what is due by now happen, a step of it; whether that was all. Before anything else, until it is, with
+        the first live seq of the log."""
         if earliest_seq > self._floor:
             self.drop_range(self._floor, earliest_seq - 1)
             self._floor = earliest_seq
-        for deadline, seq in self._deadlines.pop_before(now):
+        elif self._gone:
+            self._forget()
+        if self._gone:
+            return False
+        left = limits.SETTLE_STEP
+        for deadline, seq in self._deadlines.pop_before(now, left):
+            left -= 1
             lease = self._leases.get(seq)
-            if lease is not None and lease.deadline == deadline and seq not in self._free:
+            if lease is not None and lease.deadline == deadline and seq not in self.free.seqs:
                 self._expired += 1
                 self.streams.drop(lease.owner, seq)
-                self._set_free(seq)
-        for due, seq in self._dues.pop_before(now + 1):
+                self.free.add(seq)
+        for due, seq in self._dues.pop_before(now + 1, left):
+            left -= 1
             if self._delayed.get(seq) == due:
                 del self._delayed[seq]
-                self._set_free(seq)
-        if self.line is not None:
-            for _, seq in self.line.timetable.pop_due(now):
-                self._set_free(seq)
+                self.free.add(seq)
+        if self.line is not None and left > 0:
+            for _, seq in self.line.timetable.pop_due(now, left):
+                left -= 1
+                self.free.add(seq)
+            left -= self.free.move_up(left)
+        return left > 0
 
     @property
     def in_flight(self) -> int:
@@ -132,7 +149,7 @@ class Leases:
     @property
     def known(self) -> int:
         """Roughly how many jobs there is something to remember of."""
-        return len(self._leases) + len(self._free) + len(self._delayed) + len(self._leaving)
+        return len(self._leases) + len(self.free.seqs) + len(self._delayed) + len(self._leaving)
 
     def held(self, seq: int, node: str, number: int | None = None) -> Lease | None:
         """The lease on a job, if `node` holds it, and under this number if one is given."""
@@ -167,13 +184,13 @@ class Leases:
     def last_failure(self, seq: int) -> Failure | None:
         """Why and when a job was last not finished, if that is known."""
         lease = self._leases.get(seq)
-        if lease is not None and seq in self._free:
+        if lease is not None and seq in self.free.seqs:
             return Failure(EXPIRED, lease.deadline)
         return self._failures.get(seq)
 
     def is_idle(self, seq: int) -> bool:
         """Whether it could be claimed, if it is live."""
-        if seq in self._free:
+        if seq in self.free.seqs:
             return True
         if seq in self._leases or seq in self._delayed or seq in self._leaving:
             return False
@@ -188,31 +205,11 @@ class Leases:
         codes = bytearray()
         for seq in seqs:
             priority, _, timed = line.terms(seq)
-            if seq not in self._free:
+            if seq not in self.free.seqs:
                 codes.append(priority)
             else:
                 codes.append(FIRST if timed and seq not in self._deliveries else AGAIN)
         return bytes(codes)
-
-    def free_of(self, priority: int) -> Iterator[tuple[int, Pick]]:
-        """With a line: the free jobs of a priority, and since when each waits. Whoever takes one says so with
-        `take_free` before asking for the next."""
-        assert self.line is not None
-        heap = self.line.heaps[priority]
-        seen: set[int] = set()  # a job may stand there twice
-        while heap:
-            since, seq = heap[0]
-            chunk = chunk_of(self.line.topic, seq) if seq in self._free and seq not in seen else None
-            if chunk is None:
-                heappop(heap)
-            else:
-                seen.add(seq)
-                yield since, (seq, chunk)
-
-    def take_free(self, priority: int) -> None:
-        """The first free job of a priority is picked, as by `pick_free`."""
-        assert self.line is not None
-        heappop(self.line.heaps[priority])
 
     def waiting_of(self, priority: int) -> Iterator[tuple[int, Pick]]:
         """With a line: the jobs of a priority that were never leased, and since when each waits."""
@@ -226,25 +223,6 @@ class Leases:
                 yield chunk.base_ts + chunk.ts[seq - chunk.first_seq], (seq, chunk)
         if priority and passed == topic.head_seq:
             self._cursors[priority] = passed
-
-    def pick_free(self) -> int | None:
-        """The lowest free job. It stays free until it is claimed or leaves, but is not picked again: see `put_back`."""
-        while self._heap:
-            seq = heappop(self._heap)
-            if seq in self._free:
-                return seq
-        return None
-
-    def put_back(self, seq: int) -> None:
-        """It was picked and is not wanted."""
-        if seq in self._free:
-            self._queue_up(seq)
-
-    def _queue_up(self, seq: int) -> None:
-        if self.line is None:
-            heappush(self._heap, seq)
-        else:
-            self.line.set_free(seq, self.deliveries(seq))
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -282,11 +260,11 @@ class Leases:
             lease = self._leases.get(seq)
             if lease is None:
                 continue
-            if seq in self._free:
-                self._free.discard(seq)
+            if seq in self.free.seqs:
+                self.free.seqs.discard(seq)
                 self._expired -= 1
                 self.streams.add(lease.owner, seq)
-            lease.deadline = deadline
+            self._leases[seq] = Lease(lease.number, lease.node, deadline, lease.owner)
             self._deadlines.add(deadline, seq)
         if self._deadlines.size > 2 * len(self._leases) + STALE_MIN:
             self._deadlines.refill((lease.deadline, seq) for seq, lease in self._leases.items())
@@ -344,26 +322,41 @@ class Leases:
     # --- the log of the jobs --------------------------------------------------------------------------------------
 
     def drop(self, gone: SeqRanges) -> None:
-        """These records were deleted."""
+        """These records were deleted. If they are many, `settle` has to go on with it."""
         if self.scheduled and self.line is not None:
             for first, last in gone:
                 self.line.timetable.drop_range(first, last)
-        if gone.count > self.known + len(self._deliveries):
-            self._drop_all([seq for seq in self._known_seqs() if seq in gone])
+        known = self._by_state()
+        count = sum(map(len, known))
+        if not count:
+            return
+        if gone.count <= count:
+            seqs: Iterator[int] = chain.from_iterable(range(first, last + 1) for first, last in gone)
         else:
-            for first, last in gone:
-                self._drop_all(range(first, last + 1))
+            seqs = iter([*chain(*known)])  # copied, as they change meanwhile
+        self._gone.append((seqs, gone))
+        self._forget()
 
     def drop_range(self, first: int, last: int) -> None:
-        if self.line is not None:
-            self.line.timetable.drop_range(first, last)
-        if last - first > self.known + len(self._deliveries):
-            self._drop_all([seq for seq in self._known_seqs() if first <= seq <= last])
-        else:
-            self._drop_all(range(first, last + 1))
+        gone = SeqRanges()
+        gone.add(first, last)
+        self.drop(gone)
 
-    def _known_seqs(self) -> set[int]:
-        return {*self._leases, *self._free, *self._delayed, *self._leaving, *self._deliveries, *self.moving}
+    def _forget(self) -> None:
+        """Forget a step of what is gone."""
+        left = limits.FORGET_STEP
+        while self._gone:
+            seqs, gone = self._gone[0]
+            some = list(islice(seqs, left))
+            self._drop_all([seq for seq in some if seq in gone])
+            left -= len(some)
+            if not left:
+                return
+            self._gone.popleft()
+
+    def _by_state(self) -> tuple[Collection[int], ...]:
+        """All jobs that something is known of."""
+        return self._leases, self.free.seqs, self._delayed, self._leaving, self._deliveries, self.moving
 
     def _drop_all(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
@@ -376,21 +369,17 @@ class Leases:
         """Out of whatever state it is in."""
         lease = self._leases.pop(seq, None)
         if lease is not None:
-            if seq in self._free:
+            if seq in self.free.seqs:
                 self._expired -= 1
             else:
                 self.streams.drop(lease.owner, seq)
-        self._free.discard(seq)
+        self.free.seqs.discard(seq)
         self._delayed.pop(seq, None)
         self._leaving.discard(seq)
 
     def _make_free(self, seq: int) -> None:
         if self._is_known(seq):  # else it is waiting
-            self._set_free(seq)
-
-    def _set_free(self, seq: int) -> None:
-        self._free.add(seq)
-        self._queue_up(seq)
+            self.free.add(seq)
 
     def _is_known(self, seq: int) -> bool:
         """Whether the cursor of its kind has passed it."""
@@ -401,32 +390,31 @@ class Leases:
 
     def come_back(self, first: int, last: int) -> None:
         """Jobs that were not there while the cursor passed: none of them must be passed by, or count as delivered."""
+        while self._gone:  # it was for those that were there before
+            self._forget()
         for seq in range(first, min(last, self.cursor) + 1):
             is_busy = seq in self._leases or seq in self._delayed or seq in self._leaving
-            if seq in self._free:
-                self._queue_up(seq)  # whoever looked for it did not find it
+            if seq in self.free.seqs:
+                self.free.put_back(seq)  # whoever looked for it did not find it
             elif not is_busy and self._is_known(seq):
                 self._deliveries.setdefault(seq, 0)
                 self.stale = True
-                self._set_free(seq)
+                self.free.add(seq)
 
     # --- keeping --------------------------------------------------------------------------------------------------
 
-    def pack(self) -> list[Any]:
-        """Everything that has to survive. What is free, or was leaving, is found again among the live jobs."""
-        nodes: dict[str, int] = {}
-        held = [
-            [
-                *(seq, lease.number, lease.deadline, nodes.setdefault(lease.node, len(nodes))),
-                *([lease.owner] if lease.owner else ()),
-            ]
-            for seq, lease in self._leases.items()
-        ]
-        delayed, deliveries = list(self._delayed.items()), list(self._deliveries.items())
-        moving = [[seq, *msgspec.structs.astuple(move)] for seq, move in self.moving.items()]
-        failures = [[seq, failure.reason, failure.ts] for seq, failure in self._failures.items()]
-        cursors = list(self._cursors.items())
-        return [self.cursor, self.dead_lettered, list(nodes), held, delayed, deliveries, moving, cursors, failures]
+    def snapshot(self) -> Snapshot:
+        """Everything that has to survive."""
+        return Snapshot(
+            self.cursor,
+            self.dead_lettered,
+            self._leases.copy(),
+            self._delayed.copy(),
+            self._deliveries.copy(),
+            self.moving.copy(),
+            self._cursors.copy(),
+            self._failures.copy(),
+        )
 
     def without_leases(self) -> "Leases":
         """What stands when nobody knows who holds what."""
@@ -436,40 +424,33 @@ class Leases:
         return bare
 
     @classmethod
-    def unpack(cls, fields: list[Any]) -> "Leases":
+    def of(cls, kept: Snapshot) -> "Leases":
+        """Those of a snapshot, which is used up."""
         leases = cls()
-        leases.cursor, leases.dead_lettered, nodes, held, delayed, deliveries, moving = fields[:7]
-        names = [intern(node) for node in nodes]
-        for seq, number, deadline, node, *owner in held:
-            leases._leases[seq] = Lease(number, names[node], deadline, *owner)
-            leases._deadlines.add(deadline, seq)
-        for seq, due in delayed:
-            leases._delayed[seq] = due
+        leases.cursor, leases.dead_lettered, leases._leases = kept.cursor, kept.dead_lettered, kept.leases
+        leases._delayed, leases._deliveries, leases.moving = kept.delayed, kept.deliveries, kept.moving
+        leases._cursors, leases._failures = kept.cursors, kept.failures
+        for seq, lease in kept.leases.items():
+            leases._deadlines.add(lease.deadline, seq)
+        for seq, due in kept.delayed.items():
             leases._dues.add(due, seq)
-        leases._deliveries = dict(deliveries)
-        leases.moving = {seq: Move(*move) for seq, *move in moving}
-        cursors, failures = fields[7:9] if len(fields) > 7 else ([], [])
-        leases._cursors = dict(cursors)
-        leases._failures = {seq: Failure(reason, ts) for seq, reason, ts in failures}
         return leases
 
     def match_with(self, topic: "Topic") -> None:
         """After a replay: forget jobs that are gone, and let no live one that a cursor has passed be passed by."""
         self.cursor = min(self.cursor, topic.head_seq)
-        self._drop_all([seq for seq in self._known_seqs() if is_gone(topic, seq)])
+        self._drop_all([seq for seq in {*chain(*self._by_state())} if is_gone(topic, seq)])
         for seq, move in self.moving.items():
             self.move((seq,), move)
         busy = self._leases.keys() | self._delayed.keys() | self._leaving
-        self._free = set()
+        self.free = FreeJobs()
         if topic.config.type == "queue" and is_uneven(topic):
-            self.line = Line(topic)
-            known = self.line.recall(self._cursor_of, busy, self._deliveries)
+            passed = self._line_up(topic).recall(self._cursor_of, busy, self._deliveries)
         else:
-            known = live_jobs(topic, self.cursor)
-        self._free.update(seq for seq in known if seq not in busy)
-        self._heap = []
-        for seq in self._free:
-            self._queue_up(seq)
+            passed = live_jobs(topic, self.cursor)
+        for seq in passed:
+            if seq not in busy:
+                self.free.add(seq)
 
     def end_streams(self, failure: Failure | None) -> None:
         """After a replay: what was pushed on a stream is given back, as no stream outlives its shard."""
@@ -482,12 +463,12 @@ class Leases:
         """Jobs are about to come in, perhaps with priorities or times."""
         if block.extras is None or not block.extras.has_terms:
             return
-        if self.line is None:
-            self.line = Line(topic)
-            for seq in self._free:
-                self._queue_up(seq)
-            self._heap = []
-        self.line.enlist(block)
+        (self.line or self._line_up(topic)).enlist(block)
+
+    def _line_up(self, topic: "Topic") -> Line:
+        self.line = Line(topic)
+        self.free.line_up(self.line, self.deliveries)
+        return self.line
 
 
 def leases_of(topic: "Topic") -> Leases:

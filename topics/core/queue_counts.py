@@ -16,6 +16,7 @@ class Counts(NamedTuple):
 
 
 def counts(topic: Topic, now: int) -> Counts:
+    """As of now if the queue is up to now, or a step away; else a little of what is due counts as before."""
     leases = topic.leases
     if leases is None:
         return Counts(topic.count, 0, 0, 0)

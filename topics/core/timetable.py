@@ -8,6 +8,7 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
+from math import inf
 from operator import attrgetter
 
 from topics.core.bits import runs, span
@@ -74,16 +75,16 @@ class Timetable:
         """None of a lower seq waits; there is at least one."""
         return self._pages[0].seqs[0]
 
-    def pop_due(self, now: int) -> list[tuple[int, int]]:
-        """Take out what is due by now: (time, seq)."""
+    def pop_due(self, now: int, most: float = inf) -> list[tuple[int, int]]:
+        """Take out what is due by now: (time, seq); about so many at most, as of a page all are taken."""
         due: list[tuple[int, int]] = []
-        for page, gone in self._pop_pages(now):
+        for page, gone in self._pop_pages(now, most):
             for low, high in runs(gone):
                 due += zip(page.dues[low:high], page.seqs[low:high], strict=True)
         return due
 
     def pop_ranges(self, now: int) -> SeqRanges:
-        """The same as seqs alone. Where neighbours go together it costs next to nothing for each."""
+        """All that is, as seqs alone. Where neighbours go together it costs next to nothing for each."""
         due: list[tuple[int, int]] = []
         for page, gone in self._pop_pages(now):
             for low, high in runs(gone):
@@ -97,15 +98,16 @@ class Timetable:
             ranges.add(first, last)
         return ranges
 
-    def _pop_pages(self, now: int) -> Iterator[tuple[_Page, int]]:
+    def _pop_pages(self, now: int, most: float = inf) -> Iterator[tuple[_Page, int]]:
         """Pages with something due, and a bit for each that is; it is struck behind."""
-        while self._heap and self._heap[0][0] <= now:
+        while self._heap and self._heap[0][0] <= now and most > 0:
             soonest, first_seq = heappop(self._heap)
             at = bisect_left(self._pages, first_seq, key=_last_seq)
             page = self._pages[at] if at < len(self._pages) else None
             if page is None or page.seqs[0] != first_seq or page.soonest != soonest:
                 continue
             gone = page.due_by(now)
+            most -= gone.bit_count()
             yield page, gone
             self._strike(at, gone)
             if page.left:

@@ -87,7 +87,7 @@ class DeadLetters:
         except TopicsError as error:  # no room in the log: they stay due
             log.warning("dead letters of %s have to wait: %s", queue.topic.name, error)
             for seq, _ in moves:
-                queue.leases.put_back(seq)
+                queue.leases.free.put_back(seq)
             return set()
         return {seq for seq, _ in moves}
 

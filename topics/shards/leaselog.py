@@ -7,7 +7,8 @@ and, at a clean stop, who holds what. That last is void as soon as the shard has
 and changes unseen.
 
 The log is written anew, as one event a queue, when it has grown by about as many events as there are jobs to tell of;
-what was before is deleted. Whatever a crash keeps of that, a replay comes to the same.
+what was before is deleted. That is done in slices, beside what else happens, which is logged as ever
+(topics/core/lease_events.py). Whatever a crash keeps of it, a replay comes to the same.
 """
 
 import logging
@@ -16,19 +17,22 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
+import trio
 
 from topics import limits
 from topics.core import lease_events
 from topics.core.block import BadBlock
-from topics.core.lease_events import KEPT, VOIDED, LeaseEvent, Replayed
+from topics.core.lease_events import KEPT, VOIDED, Kept, LeaseEvent, Replayed
 from topics.core.lease_parts import DISCONNECTED, Failure
 from topics.core.leases import leases_of
 from topics.core.line import is_uneven
 from topics.core.requests import Append, RecordIn
 from topics.core.topic import Topic
+from topics.errors import TopicsError
 from topics.shards import hidden
 from topics.shards.answers import Fail
 from topics.shards.engine import Engine
+from topics.shards.slices import in_slices
 from topics.shards.store import Store
 
 log = logging.getLogger(__name__)
@@ -41,17 +45,19 @@ class LeaseLog:
         self._engine = engine
         self._events = 0  # since it was last written anew
         self._limit = limits.LEASE_EVENTS_MIN
+        self._grown = trio.Event()
 
     def begin(self, topic: Topic) -> None:
         """Before something happens to a queue's leases: from now on the log has everything of them, or nothing."""
         if self._events > self._limit:
-            self.write_anew(clean=False)
+            self._grown.set()
         leases = topic.leases
         assert leases is not None
         durable = topic.config.leases_durable
         if durable != leases.logged or (durable and leases.stale):
-            kept = leases if durable else leases.without_leases()
-            self.note(topic, lease_events.kept(kept, clean=False, durable=durable))
+            kept = Kept((leases if durable else leases.without_leases()).snapshot(), clean=False, durable=durable)
+            self._append([kept.encode(topic.id, topic.epoch, self._engine.now())])
+            self._events += 1
         leases.logged, leases.stale = durable, False
 
     def note(
@@ -62,27 +68,52 @@ class LeaseLog:
         fail: Fail = lambda _: None,
     ) -> None:
         """Log an event; `done` when it is durable. Raises if it is refused: then it must not happen."""
-        self._append([self._encode(topic, made)], done, fail)
+        event = LeaseEvent(made[0], topic.id, topic.epoch, self._engine.now(), made[1])
+        self._append([lease_events.encode(event)], done, fail)
         self._events += 1
 
-    def write_anew(self, *, clean: bool) -> None:
-        """Everything that has to be known, instead of all events so far. All of them have happened."""
+    # --- writing it anew ------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Write it anew whenever it has grown, until cancelled."""
+        while True:
+            await self._grown.wait()
+            self._grown = trio.Event()
+            try:
+                await in_slices(self.write_anew())
+            except TopicsError as error:  # no room: it is tried again when it has grown once more
+                log.warning("the leases log is not written anew: %s", error)
+
+    def write_anew(self) -> Iterator[None]:
+        """Everything that has to be known, instead of all events so far, in steps. Between two of them every event
+        that is logged has happened."""
         engine = self._engine
-        records, known = [], 0
+        book = hidden.open(engine, NAME)
+        first_seq = book.next_seq
+        self._events, known = 0, 0
         for topic in list(engine.state.by_id.values()):
-            made = _kept(topic, clean=clean)
-            if made is not None and topic.leases is not None:
-                records.append(self._encode(topic, made))
+            kept = _kept(topic, clean=False, begun=True)
+            if kept is not None and topic.leases is not None:
+                self.note(topic, lease_events.begun())
                 known += topic.leases.known
+                yield from kept.pack(topic.id, topic.epoch, engine.now())
+                self._append([kept.packed])
+            yield
+        engine.delete_records(book, first_seq, None, lambda _: None, lambda _: None)
+        self._limit = max(limits.LEASE_EVENTS_MIN, known)
+
+    def close(self) -> None:
+        """A clean stop: everything there is, as the last events of the log."""
+        engine, records = self._engine, []
+        for topic in engine.state.by_id.values():
+            kept = _kept(topic, clean=True)
+            if kept is not None:
+                records.append(kept.encode(topic.id, topic.epoch, engine.now()))
         book = hidden.open(engine, NAME)
         first_seq = book.next_seq
         if records:
             self._append(records)
         engine.delete_records(book, first_seq, None, lambda _: None, lambda _: None)
-        self._events, self._limit = 0, max(limits.LEASE_EVENTS_MIN, known)
-
-    def _encode(self, topic: Topic, made: Made) -> bytes:
-        return lease_events.encode(LeaseEvent(made[0], topic.id, topic.epoch, self._engine.now(), made[1]))
 
     def _append(
         self, records: list[bytes], done: Callable[[], None] = lambda: None, fail: Fail = lambda _: None
@@ -92,7 +123,7 @@ class LeaseLog:
         self._engine.append(NAME, request, lambda _: done(), fail)
 
 
-def _kept(topic: Topic, *, clean: bool) -> Made | None:
+def _kept(topic: Topic, *, clean: bool, begun: bool = False) -> Kept | None:
     """What to keep of a topic; None if there is nothing."""
     leases = topic.leases
     if leases is None:
@@ -102,7 +133,7 @@ def _kept(topic: Topic, *, clean: bool) -> Made | None:
         leases = leases.without_leases()
         if not leases.dead_lettered and not leases.moving:
             return None
-    return lease_events.kept(leases, clean=clean, durable=durable)
+    return Kept(leases.snapshot(), clean=clean, durable=durable, begun=begun)
 
 
 # --- recovery -----------------------------------------------------------------------------------------------------

@@ -13,6 +13,8 @@ from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
+import trio
+
 from topics import limits
 from topics.core import lease_events
 from topics.core.claims import Want, deal
@@ -80,12 +82,25 @@ class Queue:
     def is_gone(self) -> bool:
         return self.topic.removing or self._engine.state.by_id.get(self.topic.id) is not self.topic
 
-    def settle(self) -> int:
-        """Bring the leases up to now; the time it is."""
+    def settle(self) -> bool:
+        """Bring the leases up to now, as far as that fits a turn; whether it did."""
         self._engine.expire(self.topic)
-        now = self._engine.now()
-        self.leases.settle(first_job(self.topic), now)
-        return now
+        return self.leases.settle(first_job(self.topic), self._engine.now())
+
+    def in_order(self, command: Callable[[], None]) -> None:
+        """Run a command when the leases are up to now: at once, unless that takes long or others wait for it. It must
+        see to its own errors and to a queue that is gone."""
+        behind = self._queues.behind
+        if behind.is_behind(self) or not self.settle():
+            behind.later(self, command)
+        else:
+            command()
+
+    async def up_to_now(self) -> None:
+        """Until the leases are."""
+        done = trio.Event()
+        self.in_order(done.set)
+        await done.wait()
 
     @property
     def ready(self) -> int:
@@ -94,8 +109,7 @@ class Queue:
     # --- takers ---------------------------------------------------------------------------------------------------
 
     def claim(self, taker: Taker) -> None:
-        """Serve a claim: now, with its cohort, or when there is something."""
-        self.settle()
+        """Serve a claim: now, with its cohort, or when there is something. In order."""
         if self.topic.config.claim_jitter_ms and (self._window is not None or self.ready):
             self._takers[taker] = None
             self._gather()
@@ -168,8 +182,10 @@ class Queue:
         if self.is_gone:
             self._end_all()
             return
-        if self._takers or self._streams:
-            self.settle()
+        if (self._takers or self._streams) and not self._queues.behind.is_behind(self):
+            if not self.settle():
+                self._queues.behind.later(self)
+                return
             self._feed_freed()
             if self._takers and self.ready:
                 if self.topic.config.claim_jitter_ms:
@@ -189,7 +205,7 @@ class Queue:
     @property
     def gathers(self) -> bool:
         """Whether a pass for all who wait is near."""
-        return self._window is not None
+        return self._window is not None or self._queues.behind.is_behind(self)
 
     def _gather(self) -> None:
         if self._window is None:
@@ -197,10 +213,12 @@ class Queue:
 
     def _end_window(self) -> None:
         self._window = None
+        self.in_order(self._serve_cohort)
+
+    def _serve_cohort(self) -> None:
         if self.is_gone:
             self._end_all()
             return
-        self.settle()
         self._feed_freed()
         self._pass(list(self._takers))
         self._arm()
@@ -240,7 +258,7 @@ class Queue:
         except TopicsError as error:
             for taker, _, grant in given:
                 for seq in grant.seqs:
-                    self.leases.put_back(seq)
+                    self.leases.free.put_back(seq)
                 taker.fail(error)
             return
         self.leases.claim(grants)

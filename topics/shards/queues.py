@@ -32,6 +32,7 @@ from topics.core.topic import Topic
 from topics.errors import TopicsError, not_a_queue
 from topics.rpc.calls import Call, Handler
 from topics.shards import leaselog
+from topics.shards.catchup import CatchUp
 from topics.shards.copies import Copies
 from topics.shards.deadletters import DeadLetters
 from topics.shards.heads import ClaimHead, TopicHead, WorkHead, read_head
@@ -57,6 +58,7 @@ class Queues:
         self.store = store
         self.engine = store.engine
         self.timers = Timers()
+        self.behind = CatchUp()
         self.log = LeaseLog(store.engine)
         self.copies = Copies(store, peers)
         self.dead_letters = DeadLetters(store, self.log, self.copies)
@@ -68,10 +70,12 @@ class Queues:
         self._next_number = secrets.randbits(NONCE_BITS) << COUNTER_BITS | 1
         self._next_owner = 1
         self._perf: Perf = lambda waited_ms, synced: {}
+        self._check_open: Callable[[], None] = lambda: None
 
-    def open(self, reader: BlockReader, perf: Perf) -> None:
+    def open(self, reader: BlockReader, perf: Perf, check_open: Callable[[], None]) -> None:
         self.reader = reader
         self._perf = perf
+        self._check_open = check_open
 
     async def run(self) -> None:
         """What goes on beside the calls, until cancelled."""
@@ -80,13 +84,15 @@ class Queues:
         self._moved = {}
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self.timers.run)
+            nursery.start_soon(self.behind.run)
+            nursery.start_soon(self.log.run)
             nursery.start_soon(self.dead_letters.run)
 
     def save(self) -> None:
         """A clean stop: keep who holds what."""
         if any(topic.leases is not None for topic in self.engine.state.by_id.values()):
             try:
-                self.log.write_anew(clean=True)
+                self.log.close()
             except TopicsError as error:
                 log.warning("who holds which job is forgotten: %s", error)
 
@@ -147,7 +153,8 @@ class Queues:
         head = read_head(call.head, ClaimHead)
         request = decode_claim(call.body, self.store.bounds)
         queue = self.find(head.topic)
-        queue.claim(Claimer(self, queue, call, request, request.wait_ms if head.wait else 0))
+        claimer = Claimer(self, queue, call, request, request.wait_ms if head.wait else 0)
+        self.in_order(call, queue, partial(queue.claim, claimer))
 
     def work(self, call: Call) -> None:
         head = read_head(call.head, WorkHead)
@@ -157,14 +164,17 @@ class Queues:
         stream.open()
 
     def ack(self, call: Call) -> None:
-        started = self.engine.clock.monotonic_ns()
-        queue, request = self._settling(call, decode_ack(call.body, self.store.bounds))
+        request = decode_ack(call.body, self.store.bounds)
+        queue, started = self._named(call), self.engine.clock.monotonic_ns()
+        self.in_order(call, queue, lambda: self._ack(call, queue, request, started))
+
+    def _ack(self, call: Call, queue: Queue, request: Settle, started: int) -> None:
         held, skipped = _split(queue, request)
 
         def answer(synced: bool) -> None:
             waited_ms = (self.engine.clock.monotonic_ns() - started) / 1e6
-            body = replies.settled(queue.topic, b"acked", len(held), skipped, self.engine.now())
-            call.reply({"perf": self._perf(waited_ms, synced=synced)}, body)
+            perf = self._perf(waited_ms, synced=synced)
+            queue.in_order(lambda: self._tell(call, queue, b"acked", len(held), skipped, perf))
 
         if not held:
             answer(False)
@@ -185,12 +195,15 @@ class Queues:
         queue.wake()
 
     def nack(self, call: Call) -> None:
-        queue, request = self._settling(call, decode_nack(call.body, self.store.bounds))
+        request = decode_nack(call.body, self.store.bounds)
+        queue = self._named(call)
+        self.in_order(call, queue, lambda: self._nack(call, queue, request))
+
+    def _nack(self, call: Call, queue: Queue, request: Settle) -> None:
         held, skipped = _split(queue, request)
 
         def done() -> None:
-            body = replies.settled(queue.topic, b"nacked", len(held), skipped, self.engine.now())
-            call.reply({"perf": {}}, body)
+            queue.in_order(lambda: self._tell(call, queue, b"nacked", len(held), skipped, {}))
 
         if held:
             queue.release(held, request.ms, done, reason=request.reason, counts=request.penalty)
@@ -199,7 +212,11 @@ class Queues:
             done()
 
     def extend(self, call: Call) -> None:
-        queue, request = self._settling(call, decode_extend(call.body, self.store.bounds))
+        request = decode_extend(call.body, self.store.bounds)
+        queue = self._named(call)
+        self.in_order(call, queue, lambda: self._extend(call, queue, request))
+
+    def _extend(self, call: Call, queue: Queue, request: Settle) -> None:
         held, skipped = _split(queue, request)
         deadline = self.engine.now() + request.ms
 
@@ -211,10 +228,29 @@ class Queues:
         if not told_later:
             done()
 
-    def _settling(self, call: Call, request: Settle) -> tuple[Queue, Settle]:
-        queue = self.find(read_head(call.head, TopicHead).topic)
-        queue.settle()
-        return queue, request
+    def _named(self, call: Call) -> Queue:
+        return self.find(read_head(call.head, TopicHead).topic)
+
+    def in_order(self, call: Call, queue: Queue, command: Callable[[], None]) -> None:
+        """Run what a call asks for when the queue is up to now; the call may be over by then, and the queue gone."""
+
+        def run() -> None:
+            if call.finished:
+                return
+            try:
+                self._check_open()
+                if queue.is_gone:
+                    raise errors.topic_not_found(queue.topic.name)
+                command()
+            except Exception as error:
+                call.failed(error)
+
+        queue.in_order(run)
+
+    def _tell(
+        self, call: Call, queue: Queue, what: bytes, count: int, skipped: list[int], perf: dict[str, float]
+    ) -> None:
+        call.reply({"perf": perf}, replies.settled(queue.topic, what, count, skipped, self.engine.now()))
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -302,8 +338,8 @@ class Claimer:
         try:
             if self._queue.is_gone:
                 self.fail(errors.topic_not_found(self._queue.topic.name))
-            elif not self._call.finished:
-                self._queue.claim(self)
+            else:
+                self._queues.in_order(self._call, self._queue, lambda: self._queue.claim(self))
         except Exception as error:  # its own trouble, not that of the moves
             self.fail(error)
 
@@ -319,14 +355,22 @@ class Claimer:
             self._timer.cancel()
 
     def _answer(self, jobs: Jobs | None) -> None:
-        queue = self._queue
-        if jobs is not None and self._call.finished:
-            self._give_back(jobs.leases)
+        self._queue.in_order(lambda: self._reply(jobs))
+
+    def _reply(self, jobs: Jobs | None) -> None:
+        queue, call = self._queue, self._call
+        leases = jobs.leases if jobs is not None else []
+        if call.finished:
+            self._give_back(leases)
             return
-        if jobs is not None:
-            self._call.if_unheard(partial(self._give_back, jobs.leases))
-        shown = jobs.render(queue.leases) if jobs is not None else []
-        self._call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.now()))
+        try:
+            if jobs is not None:
+                call.if_unheard(partial(self._give_back, leases))
+            shown = jobs.render(queue.leases) if jobs is not None else []
+            call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.now()))
+        except Exception as error:
+            self._give_back(leases)
+            self.fail(error)
 
     def _give_back(self, leases: list[tuple[int, int]]) -> None:
         """Nobody was told of them."""

@@ -51,10 +51,10 @@ class Redrives:
         """Cancelled before the moves are logged it has done nothing; afterwards they go on."""
         await self._check_queue(request.to)
         matching = await self._matching(topic, request)
-        if topic.removing or self._engine.state.by_id.get(topic.id) is not topic:
-            raise topic_not_found(topic.name)
         queue = self._queue_of(topic)
-        queue.settle()
+        await queue.up_to_now()
+        if queue.is_gone:
+            raise topic_not_found(topic.name)
         live = (
             live_jobs(topic, topic.head_seq) if matching is None else (seq for seq in matching if _is_live(topic, seq))
         )

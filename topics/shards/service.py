@@ -108,7 +108,7 @@ class Service:
         self.queues = queues
         self.routers = routers
         self.remains = Remains(routers)
-        queues.open(self.reader, self.log_times)
+        queues.open(self.reader, self.log_times, self.check_open)
         self.polls = Polls()
         self.bodies = Bodies()
         self.draining = False
@@ -187,7 +187,14 @@ class Service:
         self._engine.expire(topic)
         if head.touch:
             topic.last_read_ms = now
-        call.reply({"perf": {}}, replies.topic_state(topic, now))
+
+        def reply() -> None:
+            call.reply({"perf": {}}, replies.topic_state(topic, self._engine.now()))
+
+        if topic.leases is None:
+            reply()
+        else:
+            self.queues.of(topic).in_order(reply)
 
     def page(self, call: Call) -> None:
         """One page of this shard's topics in name order; the gateway merges the pages of all shards."""

@@ -1,0 +1,170 @@
+"""Very many leases that end together, or are written anew: others are served meanwhile, and nobody sees half of it."""
+
+from functools import partial
+from typing import Any
+
+import pytest
+import trio
+
+from tests.shards.queue_shard import QueueShard, seqs_of, serving
+from topics import errors, limits
+from topics.core.leases import Leases
+from topics.testing.faulty_files import FaultyFiles
+from topics.testing.rpc_pair import until
+
+JOBS = 4_000
+LEASE_MS = 30_000
+
+
+@pytest.fixture(autouse=True)
+def small_steps(monkeypatch):
+    """Others may go on after each, so that no test depends on how fast the machine is."""
+    monkeypatch.setattr(limits, "YIELD_AFTER_NS", 1)
+    monkeypatch.setattr(limits, "SETTLE_STEP", 4)
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[int]:
+    """Each step of a queue that is behind."""
+    taken: list[int] = []
+    settle = Leases.settle
+
+    def count(self: Leases, *given: int) -> bool:
+        over = settle(self, *given)
+        if not over:
+            taken.append(self.in_flight)
+        return over
+
+    monkeypatch.setattr(Leases, "settle", count)
+    return taken
+
+
+async def lease_all(shard: QueueShard, **config: Any) -> None:
+    await shard.make(**config)
+    for first in range(0, JOBS, 1000):
+        await shard.produce(*range(first, first + 1000))
+        await shard.claim(1000)
+    assert await shard.counts() == (0, JOBS, 0)
+
+
+async def test_others_are_served_while_many_leases_end(steps):
+    async with serving() as shard:
+        await lease_all(shard)
+        await shard.produce("first", topic="other")
+        shard.clock.advance(LEASE_MS + 1)
+        claimed: list[Any] = []
+        during: list[int] = []
+
+        async def claim() -> None:
+            claimed.extend(await shard.claim(5, node="v"))
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(claim)
+                while not claimed:
+                    await shard.produce("x", topic="other")
+                    during.append(len(steps))
+        assert seqs_of(claimed) == [1, 2, 3, 4, 5]
+        assert len(steps) >= JOBS // limits.SETTLE_STEP
+        assert len(set(during)) > 3  # between slices, not before or behind them all
+        assert await shard.counts() == (JOBS - 5, 5, 0)
+
+
+async def test_what_is_asked_of_the_queue_meanwhile_is_done_in_order_and_sees_it_whole(steps):
+    async with serving() as shard:
+        await lease_all(shard)
+        shard.clock.advance(LEASE_MS + 1)
+        answers: dict[str, Any] = {}
+
+        async def ask(name: str, method: str, **body: Any) -> None:
+            answers[name] = await shard.call(method, "q", body)
+
+        requests: tuple[tuple[str, str, dict[str, Any]], ...] = (
+            ("ack", "ack", {"node": "w", "seqs": [2]}),
+            ("claim", "claim", {"node": "v", "max": 2}),
+            ("late", "ack", {"node": "w", "seqs": [1, 4]}),
+            ("wait", "claim", {"node": "v", "max": 1, "wait_ms": 1}),
+            ("extend", "extend", {"node": "w", "seqs": [6], "lease_ms": 1000}),
+            ("state", "state", {}),
+        )
+        queue, behind = shard.queues.find("q"), shard.queues.behind
+
+        def waits(number: int) -> bool:
+            return len(behind._waiting.get(queue, ())) == number
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for number, (name, method, body) in enumerate(requests, 1):
+                    nursery.start_soon(partial(ask, name, method, **body))
+                    await until(partial(waits, number))
+        assert not behind.is_behind(queue)
+        assert answers["ack"]["acked"] == 1
+        assert seqs_of(answers["claim"]["claimed"]) == [1, 3]
+        assert (answers["late"]["acked"], answers["late"]["skipped"]) == (1, [1])
+        assert seqs_of(answers["wait"]["claimed"]) == [5]
+        assert answers["extend"]["extended"] == 1
+        assert answers["state"]["queue"]["in_flight"] == 4
+        assert answers["state"]["queue"]["ready"] == JOBS - 6
+
+
+async def test_a_queue_that_is_deleted_meanwhile_is_not_found(steps):
+    async with serving() as shard:
+        await lease_all(shard)
+        shard.clock.advance(LEASE_MS + 1)
+        refusals: list[str] = []
+
+        async def claim() -> None:
+            refusals.append((await shard.refused("claim", "q", {"node": "v"})).code)
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(claim)
+                await until(lambda: steps)
+                await shard.call("remove", "q")
+                assert refusals == [] or len(steps) < JOBS // limits.SETTLE_STEP
+        assert refusals == [errors.TOPIC_NOT_FOUND]
+
+
+async def test_a_worker_that_waits_is_fed_when_many_leases_have_ended(steps):
+    async with serving() as shard:
+        await lease_all(shard)
+        jobs: list[Any] = []
+
+        async def claim() -> None:
+            jobs.extend(await shard.claim(3, node="v", wait_ms=20_000))
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(claim)
+                await until(lambda: not shard.queues.find("q").idle)
+                shard.clock.advance(LEASE_MS + 1)
+                await shard.produce("one more")  # the timer of the queue is by the system's clock
+        assert seqs_of(jobs) == [1, 2, 3]
+        assert len(steps) >= JOBS // limits.SETTLE_STEP
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 1.0])
+async def test_leases_that_are_written_anew_are_there_whatever_a_crash_keeps_of_that(part):
+    """With what happened to them in between."""
+    files = FaultyFiles()
+    async with serving(files, crash=True) as shard:
+        clock = shard.clock
+        await lease_all(shard, leases_durable=True)
+        work = shard.queues.log.write_anew()
+        whole = sum(1 for _ in shard.queues.log.write_anew())
+        assert whole > 2 * JOBS // 256
+        for step in range(int(part * whole) + 1):
+            next(work, None)
+            if step == 1:
+                await shard.settle("nack", 1, 2)
+                await shard.settle("extend", 3, lease_ms=90_000)
+            elif step == whole // 3:
+                assert seqs_of(await shard.claim(1, node="v")) == [1]
+        answered = await shard.counts()
+        await shard.shard.committer.flushed()  # type: ignore[union-attr]
+    async with serving(files, clock) as shard:
+        assert await shard.counts() == answered
+        taken = seqs_of(await shard.claim(1, node="x"))
+        assert taken == ([2] if part >= 0.5 else [1] if part else [])
+        clock.advance(LEASE_MS + 1)
+        assert (await shard.counts())[1] == (1 if part else 0)

@@ -1,0 +1,78 @@
+"""The jobs of a queue that may be claimed again, in the order in which they are.
+
+That is the order of their seqs, or, where jobs have priorities or times, of how long they have waited in each priority
+(line.py). A job that is picked stays free until it is leased or leaves, but is not picked again unless it is put back.
+"""
+
+from collections.abc import Callable, Iterator
+from heapq import heappop, heappush
+
+from topics.core.line import Line, Pick, chunk_of
+
+
+class FreeJobs:
+    __slots__ = ("_deliveries", "_heap", "_line", "seqs")
+
+    def __init__(self) -> None:
+        self.seqs: set[int] = set()
+        self._heap: list[int] = []  # these in their order, and some that are free no longer
+        self._line: Line | None = None
+        self._deliveries: Callable[[int], int] = lambda _: 0
+
+    def add(self, seq: int) -> None:
+        self.seqs.add(seq)
+        self.put_back(seq)
+
+    def put_back(self, seq: int) -> None:
+        """It was picked and is not wanted."""
+        if seq not in self.seqs:
+            return
+        if self._line is None:
+            heappush(self._heap, seq)
+        else:
+            self._line.set_free(seq, self._deliveries(seq))
+
+    def pick(self) -> int | None:
+        """The lowest, while there is no line."""
+        while self._heap:
+            seq = heappop(self._heap)
+            if seq in self.seqs:
+                return seq
+        return None
+
+    # --- with a line ----------------------------------------------------------------------------------------------
+
+    def line_up(self, line: Line, deliveries: Callable[[int], int]) -> None:
+        """From now on they stand in this line; those that are free already get there by `move_up`."""
+        self._line = line
+        self._deliveries = deliveries
+
+    def move_up(self, most: int) -> int:
+        """Put so many of those into the line that were free before it was there; how many there were."""
+        if not self._heap or most <= 0:
+            return 0
+        moved = self._heap[-most:]
+        del self._heap[-most:]
+        for seq in moved:
+            self.put_back(seq)
+        return len(moved)
+
+    def of(self, priority: int) -> Iterator[tuple[int, Pick]]:
+        """Those of a priority, and since when each waits. Whoever takes one says so with `take` before asking for the
+        next."""
+        assert self._line is not None
+        heap = self._line.heaps[priority]
+        seen: set[int] = set()  # a job may stand there twice
+        while heap:
+            since, seq = heap[0]
+            chunk = chunk_of(self._line.topic, seq) if seq in self.seqs and seq not in seen else None
+            if chunk is None:
+                heappop(heap)
+            else:
+                seen.add(seq)
+                yield since, (seq, chunk)
+
+    def take(self, priority: int) -> None:
+        """The first of a priority is picked."""
+        assert self._line is not None
+        heappop(self._line.heaps[priority])
