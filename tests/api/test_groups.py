@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import httpx
@@ -93,6 +94,17 @@ def test_a_fetch_does_not_move_and_an_ack_does(group):
     assert group.state()["cursor_seq"] == 2
 
 
+def test_a_fetch_is_a_diff_from_the_cursor(group):
+    """Field by field, `lag` as well; then the group's own two."""
+    group.append(*range(5))
+    group.fetch()
+    group.ack(1)
+    diff = group.http.post(f"{group.topic}/diff", json={"from_seq": 1, "limit": 2}).json()
+    fetched = group.post("fetch", limit=2)
+    assert fetched == diff | {"group": "g", "cursor_seq": 1, "performance": fetched["performance"]}
+    assert (fetched["lag"], group.state()["lag"]) == (2, 4)
+
+
 def test_an_ack_never_moves_back_nor_beyond_the_head(group):
     group.append(*range(5))
     group.fetch()
@@ -113,6 +125,14 @@ def test_where_a_first_fetch_begins(group, start, seen):
     assert group.fetch(**body) == seen
     group.append("c")
     assert group.fetch(**{"from": "earliest"}) == [*seen, 3]  # it is there by now: `from` counts for nothing
+
+
+@pytest.mark.parametrize("wrong", [-1, {"ts": -1}])
+def test_a_place_that_cannot_be_is_refused_whether_the_group_is_there_or_not(group, wrong):
+    for _ in range(2):
+        assert group.refused("fetch", 400, **{"from": wrong})["detail"]["field"] == "from"
+        assert error_of(group.http.put(group.path, json={"from": wrong}), 400)["detail"]["field"] == "from"
+        group.http.put(group.path)
 
 
 def test_a_put_makes_one_once(group):
@@ -247,9 +267,30 @@ def test_a_call_without_a_consumer_is_nobodys(group):
 
 def test_a_refused_call_takes_nothing_over(group):
     group.fetch(consumer="one")
-    group.refused("ack", 400, seq=9, consumer="two")
-    group.refused("seek", 400, to=9, consumer="two")
+    group.refused("ack", 400, seq=9, consumer="one")
+    group.refused("fetch", 400, limit=-1, consumer="two")
     assert group.state()["consumer"] == "one"
+
+
+def test_only_a_reader_takes_over(group):
+    """However many have had it since: an ack of somebody else would move the group under the one that reads."""
+    group.append(*range(4))
+    consumers = [f"c{n}" for n in range(limits.GROUP_LEFT_MAX + 3)]
+    for consumer in consumers:
+        group.fetch(consumer=consumer)
+    for consumer in (*consumers[:-1], "never-seen"):
+        for what, body in (("ack", {"seq": 3}), ("seek", {"to": "latest"})):
+            assert group.refused(what, 409, consumer=consumer, **body)["detail"]["active"] == consumers[-1]
+    assert (group.state()["cursor_seq"], group.state()["consumer"]) == (0, consumers[-1])
+    assert group.ack(2, consumer=consumers[-1]) == 2
+
+
+def test_a_group_that_nobody_reads_is_of_whoever_acks_first(group):
+    group.append("a", "b")
+    group.fetch()
+    assert group.ack(1, consumer="one") == 1
+    assert group.state()["consumer"] == "one"
+    assert group.refused("seek", 409, to=0, consumer="two")["code"] == "taken_over"
 
 
 # --- what there is ----------------------------------------------------------------------------------------------------
@@ -336,8 +377,11 @@ def test_there_is_a_limit_to_groups_of_a_topic(group):
     assert group.http.put(f"{group.topic}/groups/g7").status_code == 200
     assert group.http.delete(f"{group.topic}/groups/g7").json()["deleted"] is True
     assert group.fetch() == []
+    group.http.put(f"{group.topic}.more")
+    group.http.put(f"{group.topic}.more/groups/g")  # one more than metrics show
     assert "topics_group_metrics_truncated 1" in group.http.get("/v0/metrics").text
-    group.http.delete(group.topic)
+    for topic in (group.topic, f"{group.topic}.more"):
+        group.http.delete(topic)
 
 
 def test_a_reader_may_make_a_group_by_fetching_and_no_other_way(tmp_path):
@@ -385,6 +429,20 @@ def test_groups_are_there_after_a_restart_and_after_a_kill(tmp_path, durability)
             assert (state["cursor_seq"], state["consumer"], state["head_seq"]) == (4, "two", 6)
             assert group.refused("fetch", 409, consumer="one")["code"] == "taken_over"
             assert [one["group"] for one in http.get("/v0/topics/t/groups").json()["groups"]] == ["g"]
+
+
+def test_of_many_that_make_one_at_once_one_has_made_it(http, name):
+    """Also where each of them waits for copies first."""
+    source = Group(http, f"{name}.source")
+    for n in range(8):
+        dest = Group(http, f"{name}.{n}")
+        http.put(dest.topic, json={})
+        http.put(f"/v0/routers/{name}.{n}", json={"source": f"{name}.source", "dest": f"{name}.{n}"})
+        source.append(*range(1000))
+        make = partial(http.put, dest.path, json={"from": "latest"})
+        answers = [result() for result in [in_background(make) for _ in range(6)]]
+        assert sorted(answer.status_code for answer in answers) == [200] * 5 + [201]
+        assert [answer.json()["created"] for answer in answers].count(True) == 1
 
 
 def test_a_group_of_a_topic_that_routers_lead_to(tmp_path):

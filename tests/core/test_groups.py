@@ -82,6 +82,27 @@ def test_who_takes_over(active, left, consumer, outcome):
         assert groups.takes_over(group, consumer) is outcome
 
 
+@pytest.mark.parametrize(
+    ("active", "left", "consumer", "outcome"),
+    [
+        ("", (), None, False),
+        ("a", (), None, False),
+        ("", (), "a", True),
+        ("a", (), "a", False),
+        ("a", (), "b", "taken_over"),
+        ("b", ("a",), "a", "taken_over"),
+    ],
+)
+def test_who_goes_on_takes_over_from_nobody(active, left, consumer, outcome):
+    group = a_group(0, active, left)
+    if outcome == "taken_over":
+        with pytest.raises(TopicsError) as refused:
+            groups.comes_first(group, consumer)
+        assert refused.value.code == "taken_over"
+    else:
+        assert groups.comes_first(group, consumer) is outcome
+
+
 def test_a_group_remembers_some_that_were_taken_over_from():
     topic = new_topic()
     known: dict[str, Group] = {}
@@ -166,6 +187,10 @@ def test_bodies():
         (decode_group, b'{"from":"middle"}', "from"),
         (decode_group, b'{"from":null}', "from"),
         (decode_group, b'{"form":1}', "form"),
+        (decode_group, b'{"from":-1}', "from"),
+        (decode_group, b'{"from":{"ts":-1}}', "from"),
+        (decode_fetch, b'{"from":-1}', "from"),
+        (decode_seek, b'{"to":{"ts":18446744073709551616}}', "to"),
         (decode_fetch, b'{"from_seq":1}', "from_seq"),
         (decode_fetch, b'{"limit":-1}', "limit"),
         (decode_fetch, b'{"take_over":true}', "consumer"),

@@ -87,6 +87,21 @@ async def test_a_new_consumer_ends_the_wait_of_the_old_one():
         assert fetch.error.code == errors.TAKEN_OVER
 
 
+async def test_a_stream_that_comes_back_after_its_shard_was_away_takes_over_from_nobody():
+    """Even if so many have read since that the group has forgotten it."""
+    async with serving() as shard:
+        await shard.call("put", "t", {})
+        for n in range(limits.GROUP_LEFT_MAX + 2):
+            await group(shard, "fetch", consumer=f"c{n}")
+        head = {"topic": "t", "group": "g", "consumer": "c0"}
+        with pytest.raises(TopicsError) as refused:
+            async with shard.connection.stream("group.attach", head, credits=1) as stream:
+                await anext(stream)
+        assert refused.value.code == errors.TAKEN_OVER
+        async with shard.connection.stream("group.attach", head | {"start": "earliest"}, credits=1) as stream:
+            assert (await anext(stream)).head["cursor"] == 0  # a new stream does
+
+
 @pytest.mark.parametrize("what", ["group", "topic"])
 async def test_a_removal_ends_the_wait(what):
     async with serving() as shard:

@@ -17,7 +17,7 @@ TOPIC = click.argument("topic", shell_complete=complete_topic)
 GROUP = click.argument("name", metavar="GROUP")
 START = click.option("--from", "start", metavar="[earliest|latest|SEQ]", help="Where a new group begins. [earliest]")
 START_TS = click.option("--from-ts", type=moments.time, help="Where a new group begins: at this time, instead.")
-CONSUMER = click.option("--consumer", help="Who reads for the group; one that is new to it takes over. [nobody]")
+CONSUMER = click.option("--consumer", help="Who reads for the group; by a fetch, one that is new takes over. [nobody]")
 
 
 @click.group()

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from topics import limits
-from topics.core.groups import Where
+from topics.core.groups import Where, check_where
 from topics.core.requests import Diff, decode_body, decode_diff
 from topics.errors import invalid
 from topics.limits import Limits
@@ -63,6 +63,7 @@ _seek = msgspec.json.Decoder(SeekBody)
 def decode_group(body: bytes, bounds: Limits) -> Where:
     """Where a new group begins."""
     parsed: GroupBody = decode_body(_group, body or b"{}", bounds)
+    check_where(parsed.from_, "from")
     return parsed.from_
 
 
@@ -71,6 +72,7 @@ def decode_fetch(body: bytes, bounds: Limits) -> Fetch:
     _check_consumer(parsed)
     if parsed.take_over and parsed.consumer is None:
         raise invalid("take_over needs a consumer: who is it that takes over?", field="consumer")
+    check_where(parsed.from_, "from")
     return Fetch(decode_diff(body, bounds), parsed.consumer, parsed.take_over, parsed.from_)
 
 
@@ -83,6 +85,7 @@ def decode_ack(body: bytes, bounds: Limits) -> GroupAckBody:
 def decode_seek(body: bytes, bounds: Limits) -> SeekBody:
     parsed: SeekBody = decode_body(_seek, body, bounds)
     _check_consumer(parsed)
+    check_where(parsed.to, "to")
     return parsed
 
 

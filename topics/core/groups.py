@@ -79,19 +79,24 @@ def decode(record: bytes) -> list[GroupEvent]:
 # --- deciding -----------------------------------------------------------------------------------------------------
 
 
+def check_where(where: Where, field: str) -> None:
+    """What can be said without the topic. Raises `invalid_request`."""
+    if isinstance(where, AtTime) and not 0 <= where.ts <= U64_MAX:
+        raise invalid(f"{field}.ts must be a whole number of milliseconds from 0 on", field=field)
+    if isinstance(where, int) and where < 0:
+        raise invalid(f"{field} must not be negative", field=field)
+
+
 def cursor_of(topic: Topic, where: Where, field: str, now_ms: int) -> int:
     """The cursor that `where` stands for now. The caller has expired the topic. Raises `invalid_request`."""
+    check_where(where, field)
     if where == "latest":
         return topic.head_seq
     if where == "earliest":
         return topic.earliest_seq - 1
     if isinstance(where, AtTime):
-        if not 0 <= where.ts <= U64_MAX:
-            raise invalid(f"{field}.ts must be a whole number of milliseconds from 0 on", field=field)
         return cursor_at(topic, where.ts, now_ms)
     assert isinstance(where, int)
-    if where < 0:
-        raise invalid(f"{field} must not be negative", field=field)
     check_seq(topic, where, field)
     return where
 
@@ -107,10 +112,19 @@ def check_seq(topic: Topic, seq: int, field: str) -> None:
 
 
 def takes_over(group: Group, consumer: str | None, *, back: bool = False) -> bool:
-    """Whether this call makes `consumer` the active one. Raises `taken_over`; a call without an id is nobody's."""
+    """Whether a reader that comes makes `consumer` the active one. Raises `taken_over`; without an id it is nobody."""
     if consumer is None or consumer == group.consumer:
         return False
     if consumer in group.left and not back:
+        raise taken_over(group, consumer)
+    return True
+
+
+def comes_first(group: Group, consumer: str | None) -> bool:
+    """The same of a call that goes on with what was read: it takes over from nobody, whoever it is."""
+    if consumer is None or consumer == group.consumer:
+        return False
+    if group.consumer:
         raise taken_over(group, consumer)
     return True
 
@@ -122,11 +136,22 @@ def check_active(group: Group, consumer: str | None) -> None:
 
 
 def taken_over(group: Group, consumer: str) -> TopicsError:
+    return _lost(
+        group,
+        consumer,
+        f'another consumer has group "{group.name}" now; fetch with take_over:true, or as a consumer with a new id, to '
+        "take it over",
+    )
+
+
+def taken_over_by_itself(group: Group, consumer: str) -> TopicsError:
+    """Of a stream: the same consumer has opened another one."""
+    return _lost(group, consumer, f'another stream of the same consumer has group "{group.name}" now')
+
+
+def _lost(group: Group, consumer: str, message: str) -> TopicsError:
     return TopicsError(
-        errors.TAKEN_OVER,
-        f'another consumer has taken group "{group.name}" over; fetch with take_over:true, or as a consumer with a new '
-        "id, to take it back",
-        {"group": group.name, "consumer": consumer, "active": group.consumer},
+        errors.TAKEN_OVER, message, {"group": group.name, "consumer": consumer, "active": group.consumer}
     )
 
 

@@ -1,6 +1,6 @@
 """The call `group.attach`: a gateway's stream that reads for a consumer group, told what happens to the group.
 
-    head    topic, group, consumer, start (of a group that is made by it, else it must be there), back (take it back)
+    head    topic, group, consumer, start (of a group that is made by it), back (take it back)
     items   cursor, epoch, head_seq, earliest_seq: where to begin; again when somebody has moved the group
 
 It ends with an error: `taken_over` when another consumer or another stream of the same one comes, `group_not_found`
@@ -52,7 +52,7 @@ class GroupStreams:
         stream = GroupStream(call, consumer)
         before, self._streams[key] = self._streams.get(key), stream
         if before is not None:
-            before.end(core.taken_over(group, before.consumer))
+            before.end(core.taken_over_by_itself(group, consumer))  # another consumer would have ended it (passed_on)
         call.on_cancel(partial(self._leave, key, stream))
         stream.tell(topic, group)
 

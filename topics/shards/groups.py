@@ -18,7 +18,7 @@ topic. A crash before that leaves the group as it was: records may be fetched ag
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 from topics import errors, limits
 from topics.core import groups as core
@@ -40,7 +40,21 @@ from topics.shards.store import Store
 
 METHODS = tuple(f"group.{call}" for call in ("put", "state", "list", "remove", "fetch", "ack", "seek", "attach"))
 Then = Callable[[Group], None]
+Takes = Callable[[Group, str], bool]  # whether the call makes the consumer the active one; raises `taken_over`
 Perf = Callable[[], dict[str, float]]
+
+
+class Entry(NamedTuple):
+    """A call that goes on with a group, as soon as that is there and durable."""
+
+    call: Call
+    topic: Topic
+    name: str
+    then: Then
+    consumer: str | None = None
+    start: Where | None = None  # of a group that is made by it; none: it must be there
+    takes: Takes = core.takes_over
+    made: Then | None = None  # instead of `then`, if it is this call that makes it
 
 
 class Groups:
@@ -95,12 +109,11 @@ class Groups:
         topic, name = self._topic_of(call)
         start = decode_group(call.body, self._bounds)
         perf = self._timer()
-        created = name not in (topic.groups or {})
 
-        def done(group: Group) -> None:
+        def done(group: Group, *, created: bool = False) -> None:
             call.reply({"created": created, "perf": perf()}, replies.group_state(topic, group, created=created))
 
-        self._enter(call, topic, name, None, start, done)
+        self._enter(Entry(call, topic, name, done, start=start, made=partial(done, created=True)))
 
     def remove(self, call: Call) -> None:
         topic, name = self._topic_of(call)
@@ -123,7 +136,7 @@ class Groups:
         topic, name = self._topic_of(call)
         request = decode_ack(call.body, self._bounds)
         group = self._find(topic, name)
-        core.takes_over(group, request.consumer)  # the refusal is decided before the seq is looked at
+        core.comes_first(group, request.consumer)  # the refusal is decided before the seq is looked at
         core.check_seq(topic, request.seq, "seq")
         perf = self._timer()
 
@@ -137,7 +150,7 @@ class Groups:
             else:
                 self._reply_place(call, topic, group, perf, moved=False)
 
-        self._enter(call, topic, name, request.consumer, None, move)
+        self._enter(Entry(call, topic, name, move, request.consumer, takes=core.comes_first))
 
     def seek(self, call: Call) -> None:
         topic, name = self._topic_of(call)
@@ -158,9 +171,10 @@ class Groups:
 
             self._change(call, topic, event, done)
 
-        core.takes_over(self._find(topic, name), request.consumer)
+        core.comes_first(self._find(topic, name), request.consumer)
         core.cursor_of(topic, request.to, "to", self._engine.now())  # what cannot be is refused before all else
-        self._when_told(call, topic, request.to, lambda: self._enter(call, topic, name, request.consumer, None, move))
+        entry = Entry(call, topic, name, move, request.consumer, takes=core.comes_first)
+        self._when_told(call, topic, request.to, lambda: self._enter(entry))
 
     def _reply_place(self, call: Call, topic: Topic, group: Group, perf: Perf, *, moved: bool) -> None:
         call.reply({"cursor": group.shown, "perf": perf()}, replies.group_moved(topic, group, moved=moved))
@@ -175,7 +189,8 @@ class Groups:
         def look(group: Group) -> None:
             self._diffs.look(FetchLook(call, topic, group, request, wait_ms, group_not_found))
 
-        self._enter(call, topic, name, request.consumer, request.start, look, back=request.take_over)
+        takes = partial(core.takes_over, back=request.take_over)
+        self._enter(Entry(call, topic, name, look, request.consumer, request.start, takes))
 
     def attach(self, call: Call) -> None:
         topic, name = self._topic_of(call)
@@ -186,7 +201,8 @@ class Groups:
             self._engine.expire(topic)
             self._streams.attach(topic, group, call, head.consumer)
 
-        self._enter(call, topic, name, head.consumer, head.start, begin, back=head.back)
+        takes = core.comes_first if head.start is None else partial(core.takes_over, back=head.back)
+        self._enter(Entry(call, topic, name, begin, head.consumer, head.start, takes))
 
     # --- inside ---------------------------------------------------------------------------------------------------
 
@@ -207,50 +223,46 @@ class Groups:
             raise group_not_found(topic.name, group.name)
         core.check_active(group, consumer)
 
-    def _enter(
-        self, call: Call, topic: Topic, name: str, consumer: str | None, start: Where | None, then: Then,
-        *, back: bool = False,
-    ) -> None:  # fmt: skip
-        """Go on with the group: made if it is not there and there is a `start`, taken over if the consumer is new.
+    def _enter(self, entry: Entry) -> None:
+        """Go on with the group: made if it is not there and there is a `start`, its consumer's if it `takes` it.
 
         `then` runs when all that is durable. Raises, or fails the call, if it is refused.
         """
-        group = (topic.groups or {}).get(name)
-        again = partial(self._enter, call, topic, name, consumer, start, then, back=back)
-        if group is None and start is not None:
-            self._when_told(call, topic, start, partial(self._make, call, topic, name, consumer, start, then, again))
+        call, topic, consumer = entry.call, entry.topic, entry.consumer
+        group = (topic.groups or {}).get(entry.name)
+        if group is None and entry.start is not None:
+            self._when_told(call, topic, entry.start, lambda: self._make(entry))
         elif group is None:
-            raise group_not_found(topic.name, name)
+            raise group_not_found(topic.name, entry.name)
         elif not group.published:
-            self._engine.log.when_synced(lambda: self._engine.redo(again, call.fail))
-        elif consumer is not None and core.takes_over(group, consumer, back=back):
+            self._engine.log.when_synced(lambda: self._engine.redo(lambda: self._enter(entry), call.fail))
+        elif consumer is not None and entry.takes(group, consumer):
             event = core.passed_on(topic, group, consumer, self._engine.now())
-            self._change(call, topic, event, lambda: then(group))
+            self._change(call, topic, event, lambda: entry.then(group))
             self._streams.passed_on(topic, group)
             self._engine.wake_readers(topic)
         else:
-            then(group)
+            entry.then(group)
 
-    def _make(
-        self, call: Call, topic: Topic, name: str, consumer: str | None, start: Where, then: Then,
-        again: Callable[[], None],
-    ) -> None:  # fmt: skip
+    def _make(self, entry: Entry) -> None:
         """A new group, unless somebody else made it while we waited for copies."""
+        topic, name = entry.topic, entry.name
         if self._engine.state.topics.get(topic.name) is not topic:
             raise errors.topic_not_found(topic.name)
         if name in (topic.groups or {}):
-            again()
+            self._enter(entry)
             return
         self._check_room(topic)
         self._engine.expire(topic)
         now = self._engine.now()
-        event = core.made(topic, name, core.cursor_of(topic, start, "from", now), consumer, now)
+        assert entry.start is not None
+        event = core.made(topic, name, core.cursor_of(topic, entry.start, "from", now), entry.consumer, now)
 
         def done() -> None:
             group.published = True
-            then(group)
+            (entry.made or entry.then)(group)
 
-        self._change(call, topic, event, done)
+        self._change(entry.call, topic, event, done)
         assert topic.groups is not None
         group = topic.groups[name]
         group.published = False
