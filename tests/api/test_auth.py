@@ -195,6 +195,18 @@ def test_metrics_are_filtered(http, tenants):
         assert ("tenant10" in text, "sharedx" in text) == (False, False)
 
 
+def test_what_a_key_may_not_see_is_not_left_out_of_its_metrics(http, tenants):
+    for name in ("tenant1:a", "tenant2:a"):
+        http.put(f"/v0/topics/{name}/groups/g", headers=bearer("full"))
+    for secret, seen in (("one", "tenant1:a"), ("two", "tenant2:a")):
+        text = http.get("/v0/metrics", headers=bearer(secret)).text
+        assert [line for line in text.splitlines() if line.startswith("topics_group_lag")] == [
+            f'topics_group_lag{{topic="{seen}",group="g"}} 0'
+        ]
+        assert "topics_group_metrics_truncated 0" in text
+        assert "topics_topic_metrics_truncated 0" in text
+
+
 @pytest.mark.parametrize("name", ["tenant1", "tenant10", "Tenant1:", "tenant%31%3Ax", "%74enant1:x"])
 def test_prefixes_are_compared_with_the_decoded_name(http, name):
     may = name in ("tenant%31%3Ax", "%74enant1:x")

@@ -138,7 +138,9 @@ def test_the_per_topic_block_is_bounded(fresh):
     instance = fresh().start()
     with httpx.Client(base_url=instance.url) as http:
         with ThreadPoolExecutor(8) as threads:
-            list(threads.map(lambda n: http.put(f"/v0/topics/t{n:04d}"), range(1001)))
+            list(threads.map(lambda n: http.put(f"/v0/topics/t{n:04d}"), range(1000)))
+            assert samples(scrape(http).text)["topics_topic_metrics_truncated", None] == 0
+            http.put("/v0/topics/t1000")
         found = samples(scrape(http).text)
         rows = [labels for metric, labels in found if metric == "topics_topic_head_seq"]
         assert len(rows) == 1000

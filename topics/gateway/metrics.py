@@ -51,7 +51,7 @@ FSYNC = "topics_wal_fsync_latency_us"
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
     prefixes = request.principal.prefixes
-    head = {"topics": limits.METRICS_TOPICS_MAX, "prefixes": prefixes}
+    head = {"topics": limits.METRICS_TOPICS_MAX + 1, "prefixes": prefixes}  # one more shows that some are left out
     answers = await gateway.shards.call_all("metrics", head, limits.METRICS_DEADLINE_MS)
     shards = {shard: answer.head if isinstance(answer, Reply) else None for shard, answer in answers.items()}
     families = list(_families(gateway, shards))
@@ -157,8 +157,7 @@ def _per_topic(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
             if len(row) > index:
                 family.add(row[index], topic=row[0])
         yield family
-    cut = len(rows) > len(shown) or sum(head["topics"] for head in live.values()) > len(rows)
-    yield Family("topics_topic_metrics_truncated", "gauge", "1 if not all topics are shown.").add(int(cut))
+    yield _truncated("topic", "1 if there are more topics than are shown.", rows, shown)
 
 
 def _per_group(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
@@ -169,8 +168,12 @@ def _per_group(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
         for row in shown:
             family.add(row[index], topic=row[0], group=row[1])
         yield family
-    cut = len(rows) > len(shown) or sum(head.get("groups", 0) for head in live.values()) > len(rows)
-    yield Family("topics_group_metrics_truncated", "gauge", "1 if not all consumer groups are shown.").add(int(cut))
+    yield _truncated("group", "1 if there are more consumer groups than are shown.", rows, shown)
+
+
+def _truncated(what: str, help: str, rows: list[Any], shown: list[Any]) -> Family:
+    """Rows are of topics that the key may see: others are none of its business, and not left out."""
+    return Family(f"topics_{what}_metrics_truncated", "gauge", help).add(int(len(rows) > len(shown)))
 
 
 ROUTES = (Route("GET", "/v0/metrics", metrics, "metrics", probe=True),)
