@@ -122,6 +122,14 @@ class TestCredits:
         for wrong in (0, -3, limits.WS_CREDITS_MAX):
             assert ws.refused("invalid_request", "credit", topic=name, n=wrong)["detail"]["field"] == "n"
         assert ws.refused("invalid_request", "credit", topic=name)["detail"]["field"] == "n"
+        assert ws.refused("invalid_request", "credit", topic=name, n=1, m=1)["detail"]["field"] == "m"
+
+    def test_a_deleted_topic_takes_none(self, http, ws, name):
+        append(http, name, 1)
+        ws.ask("subscribe", topic=name, credits=5)
+        http.delete(f"/v0/topics/{name}")
+        assert ws.next("topic_deleted")["topic"] == name
+        assert ws.refused("invalid_request", "credit", topic=name, n=1)["detail"]["field"] == "topic"
 
 
 class TestGroups:
@@ -159,10 +167,15 @@ class TestGroups:
             append(http, name, 2)
             assert seqs(other.records(2)) == [1, 2]
             nothing_comes(ws)
-            ws.refused("invalid_request", "ack", topic=name, seq=1)  # it has no subscription any more
+            for op, fields in (("ack", {"seq": 1}), ("credit", {"n": 1})):  # until it subscribes or unsubscribes
+                assert ws.refused("taken_over", op, topic=name, **fields)["detail"]["active"] == "b"
+            assert state(http, name)["cursor_seq"] == 0
             ws.refused("taken_over", "subscribe", topic=name, group="g", consumer="a")
             ws.ask("subscribe", topic=name, group="g", consumer="a", take_over=True)
             assert other.next("error")["code"] == "taken_over"
+            assert ws.ask("ack", topic=name, seq=1)["cursor_seq"] == 1
+            assert other.ask("unsubscribe", topic=name)["op"] == "unsubscribed"
+            other.refused("invalid_request", "ack", topic=name, seq=1)
 
     def test_a_fetch_takes_over_from_a_stream(self, http, ws, name):
         append(http, name, 1)
@@ -183,8 +196,11 @@ class TestGroups:
         ws.ask("subscribe", topic=name, group="g", consumer="a")
         with Socket(server.port, "full") as again:
             assert again.ask("subscribe", topic=name, group="g", consumer="a")["op"] == "subscribed"
-            assert ws.next("error")["code"] == "taken_over"
+            ended = ws.next("error")
+            assert (ended["code"], ended["detail"]["active"]) == ("taken_over", "a")
+            assert "another stream of the same consumer" in ended["message"]
             assert seqs(again.records(1)) == [1]
+            ws.refused("taken_over", "ack", topic=name, seq=1)
 
     def test_a_seek_moves_the_stream(self, http, ws, name):
         append(http, name, *range(4))
@@ -200,6 +216,7 @@ class TestGroups:
         http.delete(f"/v0/topics/{name}/groups/g")
         ended = ws.next("error")
         assert (ended["status"], ended["code"]) == (404, "group_not_found")
+        ws.refused("group_not_found", "ack", topic=name, seq=1)
 
     @pytest.mark.parametrize("credits", [0, 10])
     def test_a_removed_topic_ends_the_stream(self, http, ws, name, credits):
@@ -210,6 +227,42 @@ class TestGroups:
         append(http, name, 1)
         nothing_comes(ws)
         assert http.get(f"/v0/topics/{name}/groups").json()["groups"] == []
+        for op, fields in (("credit", {"n": 1}), ("ack", {"seq": 1})):
+            assert ws.refused("invalid_request", op, topic=name, **fields)["detail"]["field"] == "topic"
+
+    def test_an_ack_that_means_another_group_moves_none(self, http, ws, name):
+        append(http, name, 1, 2)
+        http.put(f"/v0/topics/{name}/groups/other")
+        ws.ask("subscribe", topic=name, group="g", consumer="a")
+        for field, value in (("group", "other"), ("consumer", "b"), ("grupo", "other")):
+            refused = ws.refused("invalid_request", "ack", topic=name, seq=2, **{field: value})
+            assert refused["detail"]["field"] == field
+        assert (state(http, name)["cursor_seq"], state(http, name, "other")["cursor_seq"]) == (0, 0)
+        assert ws.ask("ack", topic=name, seq=2, group="g", consumer="a")["cursor_seq"] == 2
+
+    def test_a_refused_subscribe_leaves_what_was_there(self, http, ws, name):
+        append(http, name, 1)
+        for consumer in ("old", "new"):
+            http.post(f"/v0/topics/{name}/groups/taken/fetch", json={"consumer": consumer})
+        ws.ask("subscribe", topic=name, group="g", consumer="a", credits=10)
+        assert seqs(ws.records(1)) == [1]
+        ws.refused("taken_over", "subscribe", topic=name, group="taken", consumer="old")
+        ws.refused("invalid_request", "subscribe", topic=name, group="g", **{"from": -1})
+        ws.refused("invalid_request", "subscribe", topic=name, group="fresh", **{"from": 99})
+        append(http, name, 2)
+        assert seqs(ws.records(1)) == [2]
+        assert ws.ask("ack", topic=name, seq=2)["group"] == "g"
+        assert [frame for frame in ws.seen if frame["op"] == "error"] == []
+
+    def test_another_group_of_the_same_topic_replaces_the_first(self, http, server, ws, name):
+        append(http, name, 1)
+        ws.ask("subscribe", topic=name, group="g", consumer="a")
+        ws.ask("subscribe", topic=name, group="h", consumer="a")
+        assert ws.ask("ack", topic=name, seq=1)["group"] == "h"
+        with Socket(server.port, "full") as other:  # whoever takes the first one over ends nothing here
+            other.ask("subscribe", topic=name, group="g", consumer="b")
+            assert ws.ask("ack", topic=name, seq=1)["group"] == "h"
+        assert [frame for frame in ws.seen if frame["op"] == "error"] == []
 
     def test_again_on_the_same_socket(self, http, ws, name):
         append(http, name, 1, 2)
@@ -244,7 +297,9 @@ class TestGroups:
             assert refused["detail"]["field"] == field
         several = ws.refused("invalid_request", "subscribe", topics={name: {}}, group="g")
         assert several["detail"]["field"] == "topic"
-        assert ws.refused("invalid_request", "subscribe", topic=name, consumer="a")["detail"]["field"] == "consumer"
+        for field, value in (("consumer", "a"), ("take_over", True), ("from", "latest"), ("from", "earliest")):
+            refused = ws.refused("invalid_request", "subscribe", topic=name, **{field: value})
+            assert refused["detail"]["field"] == field
         ws.refused("topic_not_found", "subscribe", topic=f"{name}.absent", group="g")
         ws.refused("invalid_request", "ack", topic=name, seq=1)
         ws.ask("subscribe", topic=name, group="g")
@@ -261,6 +316,75 @@ class TestGroups:
         with Socket(server.port, "one") as ws:
             for op, fields in (("subscribe", {"group": "g"}), ("credit", {"n": 1}), ("ack", {"seq": 1})):
                 ws.refused("forbidden", op, topic=name, **fields)
+
+
+class TestOrder:
+    """Of commands about one topic that are sent without waiting for answers."""
+
+    def answers(self, ws: Socket, *commands: dict[str, Any]) -> list[dict[str, Any]]:
+        for number, command in enumerate(commands):
+            ws.send(request_id=number, **command)
+        found: list[dict[str, Any]] = []
+        while len(found) < len(commands):
+            frame = ws.receive()
+            (found if "request_id" in frame else ws.seen).append(frame)
+        return found
+
+    def ops(self, ws: Socket, *commands: dict[str, Any]) -> list[tuple[int, str]]:
+        return [(frame["request_id"], frame["op"]) for frame in self.answers(ws, *commands)]
+
+    def test_an_unsubscribe_ends_the_subscribe_before_it(self, http, server, ws, name):
+        append(http, name, 1)
+        for _ in range(5):
+            commands = ({"op": "subscribe", "topic": name, "group": "g"}, {"op": "unsubscribe", "topic": name})
+            assert self.ops(ws, *commands) == [(0, "subscribed"), (1, "unsubscribed")]
+            ws.refused("invalid_request", "ack", topic=name, seq=1)
+
+    def test_of_two_subscribes_the_later_one_stays(self, http, ws, name):
+        append(http, name, 1)
+        for _ in range(5):
+            pair = [{"op": "subscribe", "topic": name, "group": group, "credits": 1} for group in ("first", "second")]
+            assert self.ops(ws, *pair) == [(0, "subscribed"), (1, "subscribed")]
+            assert ws.ask("ack", topic=name, seq=1)["group"] == "second"
+
+    def test_credits_and_acks_find_the_subscribe_before_them(self, http, ws, name):
+        append(http, name, 1, 2, 3)
+        first, *rest = self.answers(
+            ws,
+            {"op": "subscribe", "topic": name, "group": "g", "credits": 0},
+            {"op": "credit", "topic": name, "n": 2},
+            {"op": "ack", "topic": name, "seq": 1},
+        )
+        assert (first["op"], first["request_id"]) == ("subscribed", 0)
+        assert {frame["op"] for frame in rest} == {"credited", "acked"}
+        assert seqs(ws.records(2)) == [1, 2]
+        assert state(http, name)["cursor_seq"] == 1
+
+    def test_what_is_published_after_a_subscribe_comes(self, http, ws, name):
+        append(http, name, "before")
+        subscribe = {"op": "subscribe", "topics": {name: {"tail": True}}}
+        publish = {"op": "publish", "topic": name, "records": [{"data": "after"}]}
+        assert self.ops(ws, subscribe, publish) == [(0, "subscribed"), (1, "ack")]
+        assert [record["data"] for record in ws.records(1)] == ["after"]
+
+    def test_many_acks_come_to_the_highest(self, http, ws, name):
+        append(http, name, *range(40))
+        ws.ask("subscribe", topic=name, group="g", credits=0)
+        found = self.answers(ws, *({"op": "ack", "topic": name, "seq": seq} for seq in range(1, 41)))
+        assert {frame["op"] for frame in found} == {"acked"}
+        assert state(http, name)["cursor_seq"] == 40
+
+    def test_an_ack_counts_although_the_subscription_ends_after_it(self, http, ws, name):
+        append(http, name, 1, 2)
+        ws.ask("subscribe", topic=name, group="g", consumer="a")
+        for seq in (1, 2):
+            found = self.answers(
+                ws,
+                {"op": "ack", "topic": name, "seq": seq},
+                {"op": "subscribe", "topic": name, "group": "g", "consumer": f"after-{seq}"},
+            )
+            assert [frame["op"] for frame in found] == ["acked", "subscribed"]
+            assert found[1]["topics"][name]["from_seq"] == seq
 
 
 class TestLosses:

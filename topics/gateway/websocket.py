@@ -1,7 +1,7 @@
 """`GET /v0/ws`: commands and live records over one connection, through the same engine paths as HTTP (API §7.7).
 
-Commands that fail are answered with an error frame and leave the socket open. Publishes to one topic are made one after
-another, in the order they came; everything else goes on beside them. What the client does not read is not kept: the
+Commands that fail are answered with an error frame and leave the socket open. Those about one topic are done one after
+another, in the order they came (ws_turns.py); others go on beside them. What the client does not read is not kept: the
 watcher behind the socket falls behind, as that of an event stream does.
 """
 
@@ -22,12 +22,14 @@ from topics.gateway.batches import View
 from topics.gateway.dispatch import Gateway, performance, shutting_down
 from topics.gateway.live import Live, Standing
 from topics.gateway.messages import ClientGone
+from topics.gateway.places import Phase
 from topics.gateway.sinks import QueueSink, TooSlow
 from topics.gateway.statuses import STATUS
 from topics.gateway.visitor import Visitor
 from topics.gateway.watcher import Watcher
-from topics.gateway.ws_frames import Ack, Credit, Head, Publish, RequestId, Subscribe
-from topics.gateway.ws_groups import GroupSubscription, check_credits, check_group_fields
+from topics.gateway.ws_frames import Ack, Command, Credit, Head, Publish, RequestId, Subscribe, Unsubscribe
+from topics.gateway.ws_groups import GroupSubscription, check_credits, check_group_fields, check_same
+from topics.gateway.ws_turns import Turn, Turns
 from topics.keys import ADMIN, ROUTE_SCOPES, Principal, authorise
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ CREDIT = ROUTE_SCOPES["ws.credit"].scopes
 ACK = ROUTE_SCOPES["ws.ack"].scopes
 PUBLISH = ROUTE_SCOPES["ws.publish"].scopes
 CONFIGURE = ROUTE_SCOPES["ws.publish_config"].scopes
+SHARED = ("ack", "credit")  # they add to what is there: any order of them comes to the same
 NORMAL, GOING_AWAY, INTERNAL, TRY_AGAIN = 1000, 1001, 1011, 1013
 
 
@@ -60,17 +63,19 @@ class WsSession:
         self._sink = QueueSink(moved)
         self.over = trio.Event()  # it is to end; frames that are being sent may hold it up
         self._code = NORMAL
-        self._publishing: dict[str, trio.Event] = {}  # by topic: the last publish under way
+        self._turns = Turns()
         self._busy = trio.Semaphore(limits.WS_COMMANDS_MAX)
         self._keys = gateway.door.connection_key()
         self.watcher: Watcher | None = None
         self._groups: dict[str, GroupSubscription] = {}  # by topic
+        self._lost: dict[str, TopicsError] = {}  # by topic: why the group's subscription ended, the latest last
         self._nursery: trio.Nursery | None = None
-        self._acts: Mapping[str, Callable[[RequestId, bytes, int], Awaitable[None]]] = {
+        self._acts: Mapping[str, Callable[[RequestId, Any, int], Awaitable[None]]] = {
             "subscribe": self._subscribe,
             "unsubscribe": self._unsubscribe,
             "credit": self._credit,
             "ack": self._ack,
+            "publish": self._publish,
         }
 
     async def run(self, socket: Socket) -> int:
@@ -138,46 +143,36 @@ class WsSession:
                 text = _text(message)
                 memory.reserve(len(text))
                 head = ws_frames.decode_head(text, self._gateway.limits)
+                command = ws_frames.decode_command(head.op, text, self._gateway.limits)
             except TopicsError as error:
                 self._busy.release()
                 memory.leave()
                 await self._reply(ws_frames.error(_request_id(message), error))
                 continue
-            run = self._prepare(head, text, started)
-            nursery.start_soon(self._run, head.request_id, run, memory)
+            turn = self._turns.take(command.names, shared=head.op in SHARED)  # here, where they come in order
+            nursery.start_soon(self._run, head, command, started, turn, memory)
 
-    def _prepare(self, head: Head, message: bytes, started: int) -> Callable[[], Awaitable[None]]:
-        """What a command will do. A publish takes its turn here, in the order of arrival."""
-        if head.op == "publish":
-            try:
-                command: Publish = ws_frames.decode_command("publish", message, self._gateway.limits)
-            except TopicsError as error:
-                return _failing(error)
-            before = self._publishing.get(command.topic)
-            mine = self._publishing[command.topic] = trio.Event()
-            return lambda: self._publish(head.request_id, command, started, before, mine)
-        if head.op == "ping":
-            return lambda: self._reply(ws_frames.pong(head.request_id))
-        act = self._acts[head.op]
-        return lambda: act(head.request_id, message, started)
-
-    async def _run(self, request_id: RequestId, act: Callable[[], Awaitable[None]], memory: Visitor) -> None:
+    async def _run(self, head: Head, command: Command, started: int, turn: Turn, memory: Visitor) -> None:
         try:
+            await turn.begin()
             if self._gateway.draining:
                 raise shutting_down()
-            await act()
+            if head.op == "ping":
+                await self._reply(ws_frames.pong(head.request_id))
+            else:
+                await self._acts[head.op](head.request_id, command, started)
         except TopicsError as error:
-            await self._reply(ws_frames.error(request_id, error))
+            await self._reply(ws_frames.error(head.request_id, error))
         except Exception:
             log.exception("a command failed")
             failure = TopicsError(errors.INTERNAL, "internal error; see the server's log")
-            await self._reply(ws_frames.error(request_id, failure))
+            await self._reply(ws_frames.error(head.request_id, failure))
         finally:
+            turn.end()
             memory.leave()
             self._busy.release()
 
-    async def _subscribe(self, request_id: RequestId, message: bytes, started: int) -> None:
-        command: Subscribe = ws_frames.decode_command("subscribe", message, self._gateway.limits)
+    async def _subscribe(self, request_id: RequestId, command: Subscribe, started: int) -> None:
         bounds = self._gateway.limits
         starts = check_starts(command.starts(), bounds)
         if not starts:
@@ -220,24 +215,26 @@ class WsSession:
         assert watcher is not None
         if topic in watcher.places:
             watcher.remove(watcher.places[topic])
+        self._lost.pop(topic, None)
         group = self._groups.pop(topic, None)
         if group is not None:
             group.close()
 
-    async def _unsubscribe(self, request_id: RequestId, message: bytes, started: int) -> None:
-        topic = check_topic_name(ws_frames.decode_command("unsubscribe", message, self._gateway.limits).topic)
+    async def _unsubscribe(self, request_id: RequestId, command: Unsubscribe, started: int) -> None:
+        topic = check_topic_name(command.topic)
         authorise(self._principal, SUBSCRIBE, topic)
         self._leave(topic)
         await self._reply(ws_frames.unsubscribed(request_id, topic))
 
-    async def _credit(self, request_id: RequestId, message: bytes, started: int) -> None:
-        command: Credit = ws_frames.decode_command("credit", message, self._gateway.limits)
+    async def _credit(self, request_id: RequestId, command: Credit, started: int) -> None:
         topic = check_topic_name(command.topic)
         authorise(self._principal, CREDIT, topic)
         watcher = self.watcher
         assert watcher is not None
         place = watcher.places.get(topic)
-        if place is None or place.credits is None:
+        if place is None and topic in self._lost:
+            raise self._lost[topic]
+        if place is None or place.credits is None or place.phase is Phase.OVER:
             raise invalid("this socket has no subscription of the topic that counts credits", field="topic")
         check_credits(command.n, "n", 1, limits.WS_CREDITS_MAX - place.credits)
         watcher.grant(place, command.n)
@@ -248,9 +245,7 @@ class WsSession:
     async def _subscribe_group(self, request_id: RequestId, command: Subscribe, view: View) -> None:
         group = GroupSubscription(self._live, command)
         topic = group.topic
-        if topic in self._groups:  # else it would learn that this one takes over
-            self._leave(topic)
-        place = await group.open()
+        place = await group.open()  # one that was there stays if this is refused
         try:
             shown = place.shown() | {"group": group.group, "consumer": group.consumer}
             await self._reply(ws_frames.subscribed(request_id, {topic: shown}))
@@ -270,40 +265,46 @@ class WsSession:
             self.watcher.move(self.watcher.places[group.topic], place.from_seq, place.epoch)
 
         error = await group.keep(moved)
-        if error is None or self._groups.get(group.topic) is not group:
+        if error is None:
             return
-        assert self.watcher is not None
-        if error.code == errors.TOPIC_NOT_FOUND:
-            self.watcher.topic_deleted(self.watcher.places[group.topic])
-            del self._groups[group.topic]
-            return
-        self._leave(group.topic)
-        await self._reply(ws_frames.ended(group.topic, group.group, STATUS[error.code], error))
+        turn = self._turns.take((group.topic,))  # a subscribe under way may be what took it over: then nobody is told
+        try:
+            await turn.begin()
+            if self._groups.get(group.topic) is group:
+                await self._lose(group, error)
+        finally:
+            turn.end()
 
-    async def _ack(self, request_id: RequestId, message: bytes, started: int) -> None:
-        command: Ack = ws_frames.decode_command("ack", message, self._gateway.limits)
+    async def _lose(self, group: GroupSubscription, error: TopicsError) -> None:
+        topic, watcher = group.topic, self.watcher
+        assert watcher is not None
+        if error.code == errors.TOPIC_NOT_FOUND:
+            watcher.topic_deleted(watcher.places[topic])
+            del self._groups[topic]
+            return
+        self._leave(topic)
+        self._lost[topic] = error
+        if len(self._lost) > self._gateway.limits.watch_topics:
+            del self._lost[next(iter(self._lost))]
+        await self._reply(ws_frames.ended(topic, group.group, STATUS[error.code], error))
+
+    async def _ack(self, request_id: RequestId, command: Ack, started: int) -> None:
         topic = check_topic_name(command.topic)
         authorise(self._principal, ACK, topic)
         group = self._groups.get(topic)
         if group is None:
-            raise invalid("this socket has no subscription of the topic with a group", field="topic")
+            raise self._lost.get(topic) or invalid(
+                "this socket has no subscription of the topic with a group", field="topic"
+            )
+        check_same(command, group)
         reply = await group.ack(command.seq)
         tail = performance((perf_counter_ns() - started) / 1e6, reply.head["perf"])
         await self._reply(ws_frames.acked(request_id, reply.body, tail))
 
-    async def _publish(
-        self, request_id: RequestId, command: Publish, started: int, before: trio.Event | None, mine: trio.Event
-    ) -> None:
-        try:
-            if before is not None:
-                await before.wait()  # also before a refusal: what comes next must not overtake what was before
-            name = check_topic_name(command.topic)
-            authorise(self._principal, CONFIGURE if command.configures else PUBLISH, name)
-            reply = await self._live.shards.call(name, "append", self._append_head(command), command.body())
-        finally:
-            mine.set()
-            if self._publishing.get(command.topic) is mine:
-                del self._publishing[command.topic]
+    async def _publish(self, request_id: RequestId, command: Publish, started: int) -> None:
+        name = check_topic_name(command.topic)
+        authorise(self._principal, CONFIGURE if command.configures else PUBLISH, name)
+        reply = await self._live.shards.call(name, "append", self._append_head(command), command.body())
         tail = performance((perf_counter_ns() - started) / 1e6, reply.head["perf"])
         await self._reply(ws_frames.ack(request_id, reply.body, tail))
 
@@ -314,13 +315,6 @@ class WsSession:
         if self._principal.prefixes:
             head["prefixes"] = self._principal.prefixes
         return head
-
-
-def _failing(error: TopicsError) -> Callable[[], Awaitable[None]]:
-    async def fail() -> None:
-        raise error
-
-    return fail
 
 
 def _text(message: str | bytes) -> bytes:

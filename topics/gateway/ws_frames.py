@@ -1,7 +1,7 @@
 """What a WebSocket carries (API §7.7): commands as they come in, frames as they go out."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -26,7 +26,24 @@ class Head(msgspec.Struct, frozen=True):
     request_id: RequestId = None
 
 
-class Subscribe(msgspec.Struct, frozen=True, rename={"from_": "from"}):
+class Command(msgspec.Struct, frozen=True):
+    """What a command says beside its head."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The topics it is about."""
+        return ()
+
+
+class TopicCommand(Command, frozen=True):
+    topic: str
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.topic,)
+
+
+class Subscribe(Command, frozen=True, rename={"from_": "from"}):
     topic: str | None = None
     from_seq: int | UnsetType = UNSET
     from_ts: int | UnsetType = UNSET
@@ -42,7 +59,11 @@ class Subscribe(msgspec.Struct, frozen=True, rename={"from_": "from"}):
     group: str | None = None
     consumer: str | None = None
     take_over: bool = False
-    from_: Where = "earliest"
+    from_: Where | UnsetType = UNSET
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return (self.topic,) if self.topic is not None else tuple(self.topics or ())
 
     def starts(self) -> dict[str, Start | None]:
         if (self.topic is None) == (self.topics is None):
@@ -52,24 +73,29 @@ class Subscribe(msgspec.Struct, frozen=True, rename={"from_": "from"}):
         return self.topics or {}
 
 
-class Unsubscribe(msgspec.Struct, frozen=True):
-    topic: str
+class Unsubscribe(TopicCommand, frozen=True):
+    pass
 
 
-class Credit(msgspec.Struct, frozen=True):
-    topic: str
+class Credit(TopicCommand, frozen=True, forbid_unknown_fields=True):
     n: int
+    op: Literal["credit"] = "credit"
+    request_id: RequestId = None
 
 
-class Ack(msgspec.Struct, frozen=True):
-    topic: str
+class Ack(TopicCommand, frozen=True, forbid_unknown_fields=True):
+    """A group moves what others rely on: fields that are not known are refused, as in the HTTP call."""
+
     seq: int
+    group: str | None = None
+    consumer: str | None = None
+    op: Literal["ack"] = "ack"
+    request_id: RequestId = None
 
 
-class Publish(msgspec.Struct, frozen=True):
+class Publish(TopicCommand, frozen=True):
     """The fields of an append's body are passed on as they came."""
 
-    topic: str
     records: msgspec.Raw = _NO_RAW
     return_seqs: bool = True
     node: msgspec.Raw = _NO_RAW
@@ -96,14 +122,15 @@ _commands: dict[str, msgspec.json.Decoder[Any]] = {
     "credit": msgspec.json.Decoder(Credit),
     "ack": msgspec.json.Decoder(Ack),
     "publish": msgspec.json.Decoder(Publish),
+    "ping": msgspec.json.Decoder(Command),
 }
 _encode = msgspec.json.Encoder().encode
 
 
 def decode_head(message: bytes, bounds: Limits) -> Head:
     head: Head = decode_body(_head, message, bounds)
-    if head.op not in _commands and head.op != "ping":
-        raise invalid(f"op must be one of {', '.join(_commands)}, ping", field="op")
+    if head.op not in _commands:
+        raise invalid(f"op must be one of {', '.join(_commands)}", field="op")
     return head
 
 

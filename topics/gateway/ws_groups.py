@@ -16,12 +16,13 @@ from msgspec import UNSET
 
 from topics import errors, limits
 from topics.core.group_requests import check_consumer
+from topics.core.groups import check_where
 from topics.core.names import check_group_name
 from topics.core.requests import quoted
 from topics.errors import TopicsError, invalid
 from topics.gateway.feeds import next_pause_ms
 from topics.gateway.live import Live, Standing
-from topics.gateway.ws_frames import Subscribe
+from topics.gateway.ws_frames import Ack, Subscribe
 from topics.rpc.open_calls import Reply, Stream
 
 LATER = (errors.NOT_READY, errors.SHUTTING_DOWN)
@@ -40,7 +41,8 @@ class GroupSubscription:
         self._acked = 0  # or up to here: acks that have no answer may have been made
         self._live = live
         self._peer = live.shards.peer_of(self.topic)
-        self._first = {"start": msgspec.to_builtins(command.from_), "back": command.take_over}
+        start = "earliest" if command.from_ is UNSET else msgspec.to_builtins(command.from_)
+        self._first = {"start": start, "back": command.take_over}
         self._call: Stream | None = None
         self._scope = trio.CancelScope()
 
@@ -120,11 +122,23 @@ def check_group_fields(command: Subscribe) -> None:
         for field in ("consumer", "take_over"):
             if getattr(command, field):
                 raise invalid(f"{field} is for a subscription with a group", field=field)
+        if command.from_ is not UNSET:
+            raise invalid("from is for a subscription with a group; give from_seq, from_ts or tail", field="from")
         return
     if command.topic is None:
         raise invalid("a subscription with a group has one topic: give topic", field="topic")
     if command.tail or command.from_seq is not UNSET or command.from_ts is not UNSET:
         raise invalid("the group says where to begin: leave out from_seq, from_ts and tail", field="group")
+    if command.from_ is not UNSET:
+        check_where(command.from_, "from")
+
+
+def check_same(command: Ack, group: GroupSubscription) -> None:
+    """An ack that says whose it is means this subscription. Raises `invalid_request`."""
+    for field, mine in (("group", group.group), ("consumer", group.consumer)):
+        given = getattr(command, field)
+        if given is not None and given != mine:
+            raise invalid(f'this socket\'s subscription of the topic has {field} "{mine}"', field=field)
 
 
 def check_credits(credits: int | None, field: str, least: int, most: int = limits.WS_CREDITS_MAX) -> None:
