@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import msgspec
 import pytest
 import websockets
@@ -133,6 +134,43 @@ def test_a_config_and_a_router_have_the_fields_that_are_checked():
 def same(value: Any, struct: Any) -> bool:
     """Whether it is of this type, and has nothing that the type does not know."""
     return bool(msgspec.to_builtins(msgspec.convert(value, struct, strict=True)) == value)
+
+
+def accepts(name: str, value: Any) -> bool:
+    """Whether the document says that such a body is right."""
+    schema = {"$ref": f"#/components/schemas/{name}", "components": DOCUMENT["components"]}
+    return bool(jsonschema_rs.validator_for(schema).is_valid(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "good", "bad"),
+    [
+        ("FetchBody", {"from": 0}, {"from": -1}),
+        ("FetchBody", {"from": {"ts": 0}}, {"from": {"ts": -1}}),
+        ("FetchBody", {"from": "latest"}, {"from": "middle"}),
+        ("FetchBody", {"take_over": True, "consumer": "a"}, {"take_over": True}),
+        ("FetchBody", {"take_over": False}, {"take_over": True, "consumer": None}),
+        ("GroupBody", {"from": 3}, {"from": -3}),
+        ("SeekBody", {"to": 7}, {"to": -7}),
+        ("SeekBody", {"to": {"ts": 5}}, {"to": {"ts": -5}}),
+        ("RecordIn", {"data": 1, "delay_ms": 5}, {"data": 1, "delay_ms": 5, "not_before": 9}),
+        ("RecordIn", {"data": 1, "delay_ms": 5, "not_before": None}, {"data": 1, "delay_ms": -5}),
+        ("RedriveBody", {"to": "jobs"}, {"to": -1}),
+        ("Subscribe", {"topic": "t", "group": "g", "from": "latest"}, {"topic": "t", "from": "latest"}),
+        ("Subscribe", {"topic": "t", "group": "g", "consumer": "a"}, {"topic": "t", "consumer": "a"}),
+        ("Subscribe", {"topic": "t", "consumer": None, "take_over": False}, {"topic": "t", "take_over": True}),
+        ("WsAck", {"op": "ack", "topic": "t", "seq": 1, "group": "g"}, {"topic": "t", "seq": 1, "grupo": "g"}),
+        ("Credit", {"op": "credit", "request_id": 1, "topic": "t", "n": 1}, {"op": "ack", "topic": "t", "n": 1}),
+    ],
+)
+def test_bodies_that_are_right_and_wrong_by_the_document(name, good, bad):
+    assert (accepts(name, good), accepts(name, bad)) == (True, False)
+
+
+def test_fields_of_one_name_are_told_apart():
+    schemas = DOCUMENT["components"]["schemas"]
+    for field, names in (("to", ("RedriveBody", "SeekBody")), ("moved", ("Redriven", "GroupMoved"))):
+        assert len({schemas[name]["properties"][field]["description"] for name in names}) == 2
 
 
 # --- what is served ---------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from topics.core.names import ROUTER_PATTERN, TOPIC_PATTERN
 from topics.gateway.openapi import bodies, replies
 from topics.gateway.openapi.operation import Operation, Parameter
 from topics.gateway.openapi.operations import OPERATIONS, WEBSOCKET
-from topics.gateway.openapi.rules import Rule, rules
+from topics.gateway.openapi.rules import CONDITIONS, Rule, rules
 from topics.gateway.routing import Route
 from topics.gateway.statuses import RETRY, STATUS
 from topics.keys import scope_names
@@ -27,6 +27,7 @@ GET routes also answer HEAD. A wrong path is 404, a wrong method 405 with `Allow
 with the same envelope before a route is looked for (400, 414, 417, 431, 501, 505). Bodies may be gzipped, and
 answers are if that is asked for."""
 STARTS = ("DiffBody", "Start", "Subscribe")  # they begin at a seq or at a time
+NUMERIC = ("minimum", "maximum")
 WIDS = "^wid_[A-Za-z0-9_-]{22}$"
 PATHS = {"topic": f"^{TOPIC_PATTERN}$", "group": f"^{TOPIC_PATTERN}$", "router": f"^{ROUTER_PATTERN}$", "wid": WIDS}
 EXAMPLE_GROUP = "billing"
@@ -193,6 +194,8 @@ def _schemas(used: Iterable[Operation], bounds: Limits) -> dict[str, Any]:
     ]
     for name in STARTS:
         schemas[name]["not"] = {"required": ["from_seq", "from_ts"]}
+    for name, conditions in CONDITIONS.items():
+        schemas[name]["allOf"] = [dict(condition) for condition in conditions]
     return dict(sorted(schemas.items()))
 
 
@@ -213,5 +216,7 @@ def _apply(shape: dict[str, Any], rule: Rule | None, *, request: bool) -> None:
 
 
 def _bound(kinds: list[Any], keywords: Mapping[str, Any]) -> None:
+    """What bounds a number is put where one may stand."""
     for kind in kinds:
-        kind.update(keywords)
+        is_number = kind.get("type") in ("integer", "number")
+        kind.update({key: value for key, value in keywords.items() if is_number or key not in NUMERIC})

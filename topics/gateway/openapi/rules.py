@@ -4,7 +4,7 @@
 JSON Schema to add to it. Values that are clamped have no bounds here: any are taken.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from topics import limits
@@ -34,6 +34,27 @@ MATCH = {
     ]
 }
 Rule = tuple[str, Mapping[str, Any]]
+
+
+def _needs(field: str, value: Mapping[str, Any], other: str) -> Mapping[str, Any]:
+    """Where `field` is such a value, `other` must be given."""
+    given = {"required": [other], "properties": {other: {"not": {"type": "null"}}}}
+    return {"if": {"required": [field], "properties": {field: value}}, "then": given}
+
+
+_A_NUMBER = {"type": "integer"}
+_ONE_TIME = {"required": ["delay_ms", "not_before"], "properties": {"delay_ms": _A_NUMBER, "not_before": _A_NUMBER}}
+_FOR_A_GROUP: Mapping[str, Mapping[str, Any]] = {
+    "from": {},
+    "take_over": {"const": True},
+    "consumer": {"not": {"type": "null"}},
+}
+# By type: what fields say about one another.
+CONDITIONS: Mapping[str, Sequence[Mapping[str, Any]]] = {
+    "RecordIn": ({"not": _ONE_TIME},),
+    "FetchBody": (_needs("take_over", {"const": True}, "consumer"),),
+    "Subscribe": tuple(_needs(field, value, "group") for field, value in _FOR_A_GROUP.items()),
+}
 
 
 def rules(bounds: Limits) -> dict[str, Rule]:
@@ -220,9 +241,9 @@ def _queue_rules(bounds: Limits) -> Mapping[str, Rule]:
             f"Why, at most {limits.NACK_REASON_BYTES_MAX} bytes. A dead letter tells the last one.",
             {"maxLength": limits.NACK_REASON_BYTES_MAX},
         ),
-        "to": ("The queue they go to.", TOPIC),
+        "RedriveBody.to": ("The queue they go to.", TOPIC),
         "RedriveBody.limit": (f"At most so many; clamped to {limits.REDRIVE_MAX}. Null: 1000.", {"minimum": 1}),
-        "moved": ("How many are there now.", {"minimum": 0}),
+        "Redriven.moved": ("How many are there now.", {"minimum": 0}),
         "remaining": ("How many more match.", {"minimum": 0}),
         "pending": ("How many are still on their way; they get there.", {"minimum": 0}),
         "penalty": ("False: the delivery does not count.", {}),
@@ -244,17 +265,24 @@ def _group_rules() -> Mapping[str, Rule]:
         "group": ("The consumer group's name.", {}),
         "cursor_seq": ("The last seq that the group is done with; 0: none.", {"minimum": 0}),
         "consumer": (
-            "Who reads for the group. An id that is new to it takes over. Absent: nobody in particular.",
+            "Who reads for the group. A fetch with an id that is new to it takes over; an ack or a seek does not. "
+            "Absent: nobody in particular.",
             consumer,
         ),
         "take_over": ("Take the group back although another consumer has taken it over.", {}),
-        "from": (f"Where a group begins that this call creates: {where}", {}),
-        "to": (where, {}),
+        "from": (f"Where a group begins that this call creates: {where} Absent: earliest.", U64),
+        "SeekBody.to": (where, U64),
+        "AtTime.ts": ("In ms since 1970.", U64),
+        "Fetched.lag": ("What is left after this page: `head_seq` less `next_from_seq`, as in a diff.", {"minimum": 0}),
         "GroupAckBody.seq": ("Everything up to this seq is done. Lower than the cursor: nothing moves.", U64),
         "credits": ("How many records to send at most, until there are more credits; null: no limit.", credits),
         "n": ("So many more records.", {"minimum": 1, "maximum": limits.WS_CREDITS_MAX}),
         "WsAck.seq": ("Everything up to this seq is done. Lower than the cursor: nothing moves.", U64),
-        "moved": ("Whether the cursor is another one now.", {}),
+        "op": ("The command.", {}),
+        "request_id": ("Comes back in the answer.", {}),
+        "WsAck.group": ("If given, it must be the subscription's.", {}),
+        "WsAck.consumer": ("If given, it must be the subscription's.", {}),
+        "GroupMoved.moved": ("Whether the cursor is another one now.", {}),
         "updated_ts": ("When its cursor last moved, in ms since 1970.", {}),
         "created_ts": ("When it was created, in ms since 1970.", {}),
     }
