@@ -204,16 +204,20 @@ class Impatient(Wire):
 
 
 @asynccontextmanager
-async def pair_of_shards():
-    """A source on one shard, its destination on another one, and the way between them."""
-    source, dest = Bench(1), Bench(2)
+async def wired(source, dest):
+    """Both shards are up; the way from the source to the destination."""
     slots = [0] * SLOTS
     slots[slot_of("d")] = 1
     wire = Impatient(dest)
-    async with (
-        dest.life(Peers(1, slots, {0: Wire(source)})),
-        source.life(Peers(0, slots, {1: wire})),
-    ):
+    async with dest.life(Peers(1, slots, {0: Wire(source)})), source.life(Peers(0, slots, {1: wire})):
+        yield wire
+
+
+@asynccontextmanager
+async def pair_of_shards():
+    """A source on one shard, its destination on another one, and the way between them."""
+    source, dest = Bench(1), Bench(2)
+    async with wired(source, dest) as wire:
         await dest.put_topic("d", durability="fsync")
         await source.put_topic("s", durability="fsync")
         await source.put_router("r", Definition("s", "d"))
@@ -255,3 +259,25 @@ async def test_copies_whose_answer_came_too_late_do_not_come_twice(autojump_cloc
         dest.sync()
         await source.settle()
         assert list(dest.read("d")[0].values()) == ["d0", "s0", "s1"]
+
+
+async def test_damage_in_what_is_dead_is_told_at_the_destination_alone(autojump_clock):
+    async with pair_of_shards() as (source, dest, _):
+        source.append("s", 3)
+        await trio.sleep(1)
+        source.delete_before("s", 4)
+        source.sync()
+        source.checkpoint([])  # for a reason of its own: the destination has stored nothing
+        source.append("s", 1)
+        await trio.sleep(1)
+        (info,) = (info for info in source.store.data_files.values() if info.chunks)
+        assert b"s1" in source.files.open(info.path).read_at(0, info.size or 4096)
+        dest.write()
+    source.files, dest.files = (bench.files.crash(1, power_loss=False) for bench in (source, dest))
+    file = source.files.open(info.path)
+    data = file.read_at(0, file.size())
+    file.write_at(data.index(b'"s1"'), [b'"xx"'])
+    async with wired(source, dest):
+        await source.settle()
+        assert dest.read("d") == ({4: "s3"}, [(1, 3, "source_trim", 3)])
+        assert source.read("s") == ({4: "s3"}, [])

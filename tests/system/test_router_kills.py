@@ -25,7 +25,7 @@ class RouterLoad:
         self.dice = random.Random(seed)
         self.over = threading.Event()
         self.crew = Crew()
-        self.written = {f"s{n}": 0 for n in range(PAIRS)}
+        self.written = {f"s{n}": 0 for n in range(PAIRS)} | {"t": 0}
         self.direct = {f"d{n}": 0 for n in range(0, PAIRS, 2)}
         self.seen = {}
 
@@ -36,14 +36,21 @@ class RouterLoad:
                 client.put(f"d{n}", durability=("disk", "fsync", "memory")[n % 3])
                 router = {"source": f"s{n}", "dest": f"d{n}", "guarantee": "exactly_once"}
                 client._insist("PUT", f"/v0/routers/r{n}", router)
+            for topic in ("t", "u", "v"):
+                client.put(topic, durability="fsync")
+            client._insist("PUT", "/v0/routers/t-u", {"source": "t", "dest": "u"})
+            client._insist("PUT", "/v0/routers/u-v", {"source": "u", "dest": "v"})
             client._insist("PUT", "/v0/routers/chain", {"source": "d0", "dest": "e0", "guarantee": "exactly_once"})
             client._insist("PUT", "/v0/routers/some", {"source": "s1", "dest": "f1", "filter": "even"})
         for n in range(PAIRS):
             self.crew.start(self.write, f"s{n}")
+        self.crew.start(self.write, "t")
         for topic in self.direct:
             self.crew.start(self.write, topic)
         for topic in ("d0", "d1", "e0"):
             self.crew.start(self.read, topic)
+        for source, dest in (("t", "u"), ("u", "v")):
+            self.crew.start(self.trim, source, dest)
         return self
 
     def __exit__(self, *_):
@@ -76,6 +83,14 @@ class RouterLoad:
                     assert page["tombstone"]["reason"] in ("crash", "source_trim"), (topic, page["tombstone"])
                 from_seq = page["next_from_seq"]
 
+    def trim(self, source, dest):
+        """Delete from a source what its destination shows: seqs are the same in both."""
+        with Client(self.server) as client:
+            from_seq = 0
+            while not self.over.is_set():
+                from_seq = client.diff(dest, from_seq=from_seq, limit=1000, wait_ms=50)["next_from_seq"]
+                client.delete(source, before_seq=from_seq + 1)
+
     def wait_progress(self):
         before = dict(self.written)
         wait_until(lambda: all(self.written[topic] > count for topic, count in before.items()), "all writers to go on")
@@ -83,7 +98,7 @@ class RouterLoad:
     def verify(self):
         with Client(self.server) as client:
             contents = {}
-            for topic in [*self.written, *(f"d{n}" for n in range(PAIRS)), "e0", "f1"]:
+            for topic in [*(f"s{n}" for n in range(PAIRS)), *(f"d{n}" for n in range(PAIRS)), "e0", "f1"]:
                 contents[topic] = self.settled(client, topic)
             for n in range(PAIRS):
                 source, (copies, gaps) = contents[f"s{n}"][0], contents[f"d{n}"]
@@ -95,6 +110,9 @@ class RouterLoad:
             self.check_copies("e0", contents["d0"][0], *contents["e0"])
             even = [record for record in contents["s1"][0] if record["$tag"] == "even"]
             self.check_copies("f1", even, *contents["f1"])
+            copies, gaps = self.settled(client, "v")
+            assert [record["data"] for record in copies] == [f"t/{i}" for i in range(self.written["t"])]
+            assert gaps == []
             for topic, seen in self.seen.items():
                 now = {record["$seq"]: record["data"] for record in contents[topic][0]}
                 lost = [(gap["gap_from"], gap["gap_to"]) for gap in contents[topic][1]]

@@ -85,6 +85,7 @@ def _take_over(topic: Topic, output: Output, old: list[Chunk]) -> bool:
         output.info.chunks += 1
         output.info.live += chunk.live
         if not chunk.live and topic.spent is not None:
+            chunk.block = None  # whoever wants it reads the file
             topic.spent.append(chunk)
     if dead & ~output.dead:  # deleted since capture: the log still knows, the file does not
         chunk.flags_dirty = True

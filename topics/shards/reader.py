@@ -100,9 +100,15 @@ class BlockReader:
         return segments
 
     def report_damage(self, topic: Topic, plan: Plan, then: Callable[[], None]) -> None:
-        """Record the ranges of the plan's bad blocks as lost; `then` runs when readers see that."""
+        """Record the ranges of the plan's bad blocks as lost; `then` runs when readers see that.
+
+        Readers have nothing to be told of what is dead; a router that wanted it (remains.py) finds it gone.
+        """
         bad = [window.chunk for window in plan.windows if window.block is None and not self._readable(window)]
         self.damaged_blocks += len(bad)
+        spent = {id(chunk) for chunk in topic.spent or ()}
+        topic.let_go(bad)
+        bad = [chunk for chunk in bad if id(chunk) not in spent]
         if not bad:
             then()
         for chunk in bad:  # applied in this order, perhaps not before writes that are pending now
