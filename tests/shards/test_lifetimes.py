@@ -1,15 +1,23 @@
 """Records with a lifetime of their own: not served, not claimed, silently gone, and gone for good."""
 
+import json
 from typing import Any
 
 import pytest
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
 from topics import limits
+from topics.core.claims import Want, deal
+from topics.core.leases import Leases, leases_of
+from topics.core.line import jobs_in
+from topics.core.requests import decode_append
+from topics.core.topic import Topic
+from topics.limits import Limits
 from topics.testing.drafts import Draft
 from topics.testing.driver import Driver
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
+from topics.testing.reference import Query
 
 HOUR = 3_600_000
 
@@ -180,17 +188,54 @@ def test_behind_a_write_on_its_way_to_disk_it_takes_its_turn(written):
     driver.clock.advance(5)
     coming = driver.append("t", [Draft(b"4")])
     driver.clock.advance(5)
-    assert driver.topic("t").count == 3
+    assert driver.topic("t").count == 3  # it counts until then, but nobody is shown it
+    assert [record["data"] for record in json.loads(driver.page("t", Query()) + b"}")["records"]] == [1, 2]
     assert not coming.given
     if written:
         driver.commit()
         assert (driver.topic("t").count, driver.topic("t").earliest_seq) == (2, 2)
+        assert driver.topic("t").over is None
         driver.check_all()
     else:
         driver.write()
     driver.crash(3, power_loss=False)
     assert (driver.topic("t").count, driver.topic("t").earliest_seq) == (2, 2)
     driver.check_all()
+
+
+@pytest.mark.parametrize("terms", [{}, {"priority": 3}, {"delay_ms": 3}])
+def test_nobody_claims_what_is_over_behind_a_write_on_its_way_to_disk(terms):
+    driver = Driver().start()
+    engine = driver.store.engine
+    append(driver, b'{"records":[{"data":1},{"data":2}],"config":{"type":"queue","durability":"fsync"}}')
+    job = json.dumps({"data": 3, "ttl_ms": 10, **terms}).encode()
+    append(driver, b'{"records":[%b,{"data":4}]}' % job)
+    driver.commit()
+    driver.clock.advance(5)
+    append(driver, b'{"records":[{"data":5}]}')
+    driver.clock.advance(5)
+    topic = driver.topic("q")
+    leases = leases_of(topic)
+    leases.settle(topic.earliest_seq, engine.now())
+    assert (topic.count, leases.ready(jobs_in(topic)), leases.scheduled) == (4, 3, 0)
+    assert sorted(picked(topic, leases, engine.now())) == [1, 2, 4]
+    driver.commit()
+    leases.settle(topic.earliest_seq, engine.now())
+    assert (topic.count, leases.ready(jobs_in(topic))) == (4, 4)
+    assert sorted(picked(topic, leases, engine.now())) == [1, 2, 4, 5]
+    assert topic.over is None
+
+
+def append(driver: Driver, body: bytes) -> None:
+    driver.store.engine.append("q", decode_append(body, "q", Limits()), lambda _: None, lambda _: None)
+
+
+def picked(topic: Topic, leases: Leases, now: int) -> list[int]:
+    want = Want(9, 10**6, [])
+    deal(topic, leases, [want], 0, 0, now)
+    for seq, _ in want.picks:
+        leases.free.put_back(seq)
+    return [seq for seq, _ in want.picks]
 
 
 async def test_topics_without_lifetimes_have_nothing_of_it():

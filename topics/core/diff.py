@@ -92,7 +92,10 @@ def _select(topic: Topic, start: int, query: Diff, head: int) -> tuple[list[Wind
         high = min(len(chunk), stop - chunk.first_seq)
         high, taken, size = _fit(chunk, low, high, room, budget, first=not windows)
         if taken:
-            windows.append(Window(chunk.block, chunk.dead, low, high, chunk))
+            dead = chunk.dead
+            if topic.over is not None:
+                dead |= topic.over.bits(chunk.first_seq, len(chunk))[0]
+            windows.append(Window(chunk.block, dead, low, high, chunk))
             room -= taken
             budget -= size
             scanned += high - low

@@ -10,6 +10,9 @@ A topic without such records has no timetable. One that has keeps sixteen bytes 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from topics.core.bits import runs
+from topics.core.deletion import selected_in
+from topics.core.leases import leases_of
 from topics.core.ranges import SeqRanges
 from topics.core.timetable import Timetable
 
@@ -41,6 +44,31 @@ def take_over(topic: "Topic", now_ms: int) -> SeqRanges | None:
     if not expiries.count:
         topic.expiries = None
     return over or None
+
+
+def hide(topic: "Topic", over: SeqRanges) -> SeqRanges:
+    """The delete has to wait, but from now on nobody reads or claims these. What `unhide` has to be told."""
+    hidden = SeqRanges()
+    for ranges in (topic.over, over):
+        for first, last in ranges or ():
+            hidden.add(first, last)
+    topic.over = hidden
+    if topic.config.type == "queue":
+        leases = leases_of(topic)
+        for chunk, mask in selected_in(topic.chunks, over):
+            for low, high in runs(mask & ~chunk.dead):
+                seqs = range(chunk.first_seq + low, chunk.first_seq + high)
+                leases.leave([seq for seq in seqs if not leases.is_leaving(seq)])
+        if leases.line is not None:
+            for first, last in over:
+                leases.line.timetable.drop_range(first, last)
+    return hidden
+
+
+def unhide(topic: "Topic", hidden: SeqRanges) -> None:
+    """They are deleted now. If others were hidden since, it is left to them: what is dead may well stay hidden."""
+    if topic.over is hidden:
+        topic.over = None
 
 
 def forget(topic: "Topic", gone: SeqRanges) -> None:

@@ -44,8 +44,9 @@ class Topic:
         "__weakref__", "applied_lsn", "becoming", "buried", "bytes", "ceiling", "cell", "chunks", "config", "count",
         "created_ms", "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "flips", "groups", "head_seq",
         "held", "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases", "name",
-        "next_seq", "packs_from", "parked", "pending", "pending_bytes", "pending_keys", "pending_records", "published",
-        "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent", "tag_generations", "waiters",
+        "next_seq", "over", "packs_from", "parked", "pending", "pending_bytes", "pending_keys", "pending_records",
+        "published", "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent", "tag_generations",
+        "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
@@ -68,6 +69,7 @@ class Topic:
         self.holes = Holes()
         self.delete_below = 0
         self.expiries: Timetable | None = None  # of records with a lifetime of their own (lifetimes.py)
+        self.over: SeqRanges | None = None  # those whose end waits for the log: nobody is shown them any more
         self.keys: KeyWindow | None = None
         self.tag_generations: list[tuple[int, TagGeneration]] = []  # (last seq it covers or 0 while open, index)
         self.last_write_ms: int | None = None

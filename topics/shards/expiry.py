@@ -3,7 +3,8 @@
 The TTL takes the front of a topic and is not logged: what is over by the time of an event is over in its replay, too,
 and the next checkpoint stores it. A record with a lifetime of its own goes from anywhere, so that is a delete in the
 log, in front of whatever made somebody look. On a topic that has writes on their way to disk it takes its turn behind
-them: a replay would do it in that order, and a cap evicts others if the two change places.
+them: a replay would do it in that order, and a cap evicts others if the two change places. Until then the record still
+counts, but nobody is shown it.
 
 A crash may take such a delete if it is not synced yet; then the record goes a second time, when it is looked at next.
 """
@@ -50,14 +51,18 @@ def _end_lifetimes(engine: "Engine", topic: Topic) -> None:
     if over is None:
         return
 
-    def count(records: int | None) -> None:
+    hidden = lifetimes.hide(topic, over) if topic.pending else None
+
+    def applied(records: int | None) -> None:
         engine.expired += records or 0
+        if hidden is not None:
+            lifetimes.unhide(topic, hidden)
 
     event = RecordsDeleted(topic.id, 0, over, now)
     if topic.config.durability == "ephemeral":
-        engine.in_turn(topic, lambda: count(engine.apply_resident(topic, event)), _ignore)
+        engine.in_turn(topic, lambda: applied(engine.apply_resident(topic, event)), _ignore)
     else:
-        engine.submit(topic, event, False, count, _ignore)
+        engine.submit(topic, event, False, applied, _ignore)
 
 
 def _ignore(error: Exception) -> None:
