@@ -28,6 +28,7 @@ def names(tmp_path):
         db.append("jobs", [{"data": n} for n in range(200)], config={"type": "queue"})
         db.append("jobs.dead", [{"data": 1, "meta": {"$dead_letter_from": "jobs"}}], config={"type": "queue"})
         db.append("logs", [{"data": 1}])
+        db.append("codes", [{"data": "1234", "ttl_ms": 300_000}])
         db.group_fetch("orders", "billing")
         yield {"api": db, "db": db, "records": [{"data": 1}], "my_cursor": 3, "base64": "eA=="}
 
