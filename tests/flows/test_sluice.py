@@ -37,7 +37,9 @@ def test_messages_have_ids_of_the_server_in_the_order_of_their_seqs(api, name):
 
 @pytest.mark.parametrize("wrong", ["", "-begins", "a b", "x" * 256])
 def test_names_are_checked(api, wrong):
-    assert code_of(lambda: api.append(wrong or "%20", [{"data": 1}])) in ("invalid_request", "not_found")
+    refusal = "invalid_request" if wrong else "not_found"  # a path without a name is no route
+    assert code_of(lambda: api.append(wrong, [{"data": 1}])) == refusal
+    assert code_of(lambda: api.put_group("orders", wrong)) == refusal
 
 
 def test_subscribe_from_the_earliest_and_from_the_latest(api, name):

@@ -232,8 +232,8 @@ class WsSession:
         watcher = self.watcher
         assert watcher is not None
         place = watcher.places.get(topic)
-        if place is None and topic in self._lost:
-            raise self._lost[topic]
+        if place is None:
+            self._check_not_lost(topic)
         if place is None or place.credits is None or place.phase is Phase.OVER:
             raise invalid("this socket has no subscription of the topic that counts credits", field="topic")
         check_credits(command.n, "n", 1, limits.WS_CREDITS_MAX - place.credits)
@@ -283,19 +283,23 @@ class WsSession:
             del self._groups[topic]
             return
         self._leave(topic)
-        self._lost[topic] = error
+        self._lost[topic] = error.with_traceback(None)
         if len(self._lost) > self._gateway.limits.watch_topics:
             del self._lost[next(iter(self._lost))]
         await self._reply(ws_frames.ended(topic, group.group, STATUS[error.code], error))
+
+    def _check_not_lost(self, topic: str) -> None:
+        lost = self._lost.get(topic)
+        if lost is not None:
+            raise TopicsError(lost.code, lost.message, lost.detail)  # a new one: what is raised keeps where it was
 
     async def _ack(self, request_id: RequestId, command: Ack, started: int) -> None:
         topic = check_topic_name(command.topic)
         authorise(self._principal, ACK, topic)
         group = self._groups.get(topic)
         if group is None:
-            raise self._lost.get(topic) or invalid(
-                "this socket has no subscription of the topic with a group", field="topic"
-            )
+            self._check_not_lost(topic)
+            raise invalid("this socket has no subscription of the topic with a group", field="topic")
         check_same(command, group)
         reply = await group.ack(command.seq)
         tail = performance((perf_counter_ns() - started) / 1e6, reply.head["perf"])
