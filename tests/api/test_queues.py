@@ -1,6 +1,7 @@
 """Queues over HTTP (API §10): status codes, answers, metrics, waiting, keys; dead letters on any shard."""
 
 import json
+import socket
 import threading
 import time
 from typing import Any
@@ -43,6 +44,24 @@ class Queue:
 @pytest.fixture
 def queue(http, name) -> Queue:
     return Queue(http, name)
+
+
+@pytest.mark.parametrize("requests_before", [0, 1])
+def test_a_claim_whose_client_has_left_before_the_answer_holds_nothing(queue, instance, requests_before):
+    """Its cohort gathers while it leaves. It does not count as a delivery, either. The first request of a connection
+    takes another way than those behind it."""
+    queue.make(lease_ms=600_000, claim_jitter_ms=300)
+    queue.produce("x")
+    body = b'{"node":"gone","max":1}'
+    head = f"POST {queue.path}/claim HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", instance.port)) as client:
+        for _ in range(requests_before):
+            client.sendall(b"GET /healthz HTTP/1.1\r\nhost: x\r\n\r\n")
+            assert client.recv(65536).startswith(b"HTTP/1.1 200")
+        client.sendall(f"{head}content-length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(0.05)  # leaving while the request is read is less of a test, but passes too
+    (job,) = queue.post("claim", wait_ms=20_000)["claimed"]
+    assert (job["data"], job["deliveries"]) == ("x", 1)
 
 
 def test_a_job_from_claim_to_ack(queue):

@@ -290,6 +290,15 @@ class Connection:
                 return
         self.wake(self._go_on)
 
+    def has_left(self) -> bool:
+        """Whether the client has closed its end, or both. As while a request waits, that counts as gone."""
+        try:
+            return not self.sock.recv(1, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
+        except OSError:
+            return True
+
     def answer_now(self, incoming: Incoming, response: Response) -> None:
         """The answer to a request that went without the task."""
         head = render.response_head(response, self.connection_line(incoming))

@@ -60,16 +60,22 @@ class Lane:
 class Express(Told):
     """A request under way."""
 
-    __slots__ = ("_client", "_incoming", "_request", "_route")
+    __slots__ = ("_client", "_gives", "_incoming", "_request", "_route")
 
     def __init__(self, client: "Connection", incoming: Incoming, request: Request, route: Route) -> None:
         self._client = client
         self._incoming = incoming
         self._request = request
         self._route = route
+        self._gives = False
 
     def resolve(self, reply: Reply) -> None:
-        self._answer(answer_of(reply))
+        if self._gives and self._client.has_left():
+            self.disown()
+            self._client.express = None
+            self._client.wake(self._client.give_up)
+        else:
+            self._answer(answer_of(reply))
 
     def reject(self, error: TopicsError) -> None:
         self._answer(error_response(error))
@@ -94,7 +100,7 @@ class Express(Told):
             bodies.check_type(request.headers.get(b"content-type"))
         body = incoming.peek()
         if not question.waits(body):
-            method, head, deadline_ms, _ = question
+            method, head, deadline_ms, _, self._gives = question
             if client.server.gateway.shards.begin(request.name, self, method, head, body, deadline_ms):
                 client.express = self
                 return True

@@ -22,6 +22,7 @@ class Question(NamedTuple):
     head: Mapping[str, Any]
     deadline_ms: int = limits.CALL_DEADLINE_MS
     wait_ms_max: int = 0  # how long the shard may wait on top of that, if the body says so
+    gives: bool = False  # whether the answer gives something away, which is to come back if the client is gone by then
 
     def waits(self, body: bytes) -> bool:
         """Bodies are not parsed here; a false alarm costs a little, nothing else."""
@@ -39,11 +40,12 @@ def asking(ask: Ask) -> Handle:
     async def handle(gateway: Gateway, request: Request) -> Response:
         question = ask(request)
         body = await read_body(request, gateway.limits.body_bytes)
-        method, head, deadline_ms, wait_ms_max = question
+        method, head, deadline_ms, wait_ms_max, _ = question
         if question.waits(body):
             wait = partial(long_poll, gateway, request.name, method, head, body, deadline_ms + wait_ms_max)
             return answer_of(await request.source.while_connected(wait))
-        return answer_of(await gateway.shards.call(request.name, method, head, body, deadline_ms))
+        call = partial(gateway.shards.call, request.name, method, head, body, deadline_ms)
+        return answer_of(await (request.source.while_connected(call) if question.gives else call()))
 
     return handle
 

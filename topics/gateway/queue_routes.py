@@ -32,7 +32,8 @@ class _Typed(msgspec.Struct):
 
 
 def claim(request: Request) -> Question:
-    return Question("claim", {"topic": check_topic_name(request.name)}, CLAIM_DEADLINE_MS, limits.CLAIM_WAIT_MS_MAX)
+    head = {"topic": check_topic_name(request.name)}
+    return Question("claim", head, CLAIM_DEADLINE_MS, limits.CLAIM_WAIT_MS_MAX, gives=True)
 
 
 def _settle(method: str) -> Ask:

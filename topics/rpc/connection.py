@@ -131,6 +131,10 @@ class Connection(Link[OpenCall | Told | Stream]):
         if self.calls.pop(call_id, None) is not None:
             self._tell_cancelled(call_id)
 
+    def disown(self, call_id: int) -> None:
+        """The answer of this call is of no use to anybody: tell the server, which may care (`Call.if_unheard`)."""
+        self.outbox.drop(call_id, encode(CANCEL, call_id))
+
     def _tell_cancelled(self, call_id: int) -> None:
         self.decoder.forget(call_id)
         self.outbox.drop(call_id, encode(CANCEL, call_id))

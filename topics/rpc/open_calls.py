@@ -40,6 +40,10 @@ class Told:
         """Not interested any more: the server is told, and nothing more is heard."""
         self._connection.abandon(self._call_id)
 
+    def disown(self) -> None:
+        """The answer has come and is of no use to anybody."""
+        self._connection.disown(self._call_id)
+
     def resolve(self, reply: Reply) -> None:
         raise NotImplementedError
 

@@ -91,7 +91,7 @@ class ServerConnection(Link[Call]):
         self.outbox.drop(call_id)  # also of a call that is answered but not yet sent
         if call is not None:
             call.cancel()
-        elif call_id in self._answered:  # the two crossed: a caller that has an answer does not cancel
+        elif call_id in self._answered:  # the two crossed, or the caller has no use for the answer
             self._answered.pop(call_id)()
 
     def answered(self, call_id: int, unheard: Callable[[], None]) -> None:
