@@ -5,8 +5,8 @@ STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.bench-installed
 TESTS ?= tests
 PYTEST_ARGS ?=
-# Tests wait for disks and processes more than they compute, hence more at once than there are cores; JOBS=0 is one process.
-JOBS ?= $(shell $(PYTHON) -c 'import os; print(min((os.cpu_count() or 1) + 1, 8))')
+# Tests that run at once; JOBS=0 runs them in one process, for a debugger.
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(os.cpu_count() or 1, 8))')
 SERVE_ARGS ?=
 BENCH_ARGS ?=
 

@@ -105,7 +105,8 @@ async def test_what_a_worker_holds_in_a_queue_of_dead_letters_stays():
         assert len(await shard.claim(9)) == 5
 
 
-async def test_many_are_moved_in_one_call():
+async def test_many_are_moved_in_one_call(monkeypatch):
+    monkeypatch.setattr("topics.limits.REDRIVE_WAIT_MS", 600_000)
     async with serving() as shard:
         await shard.call("put", "dead", {})
         await shard.produce(*range(1500), topic="dead")

@@ -26,7 +26,7 @@ from topics.supervisor.rundir import remove_run_dir
 
 ROOT = Path(topics.__file__).resolve().parents[1]
 SERVE = (sys.executable, "-m", "topics.cli", "serve")
-DEADLINE_S = 30.0
+DEADLINE_S = 120.0
 T = TypeVar("T")
 
 

@@ -18,7 +18,7 @@ from topics.rpc.connection import Connection
 from topics.rpc.errors import PeerLost
 from topics.rpc.unix import connect_unix
 
-START_S = 30.0
+START_S = 120.0
 
 
 class ShardProcess:
