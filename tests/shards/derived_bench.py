@@ -200,6 +200,7 @@ class Bench:
                 records[record["$seq"]] = record["data"]
             if found.tombstone is not None:
                 gaps.append(tuple(found.tombstone))
+            assert found.caught_up or found.next_from_seq > from_seq, (name, found)
             from_seq = found.next_from_seq
             if found.caught_up:
                 return records, gaps

@@ -345,6 +345,8 @@ def _find_losses(
         if topic.derived is not None and durability != "ephemeral":  # these were copies, perhaps: the source tells
             derivation.miss(topic, last)
             first = last + 1
+        elif topic.derived is not None:
+            topic.derived.filled(last)  # none of them come back
         if first <= last or fresh_epoch:
             losses.append(RangeLost(topic.id, first, last, reason, fresh_epoch))
     return losses
