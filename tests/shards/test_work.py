@@ -14,6 +14,7 @@ from topics import errors
 from topics.clock import SystemClock
 from topics.errors import TopicsError
 from topics.rpc.open_calls import Stream
+from topics.shards.logqueue import LogQueue
 from topics.shards.slices import in_slices
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
@@ -24,11 +25,13 @@ class Worker:
         self._stream = stream
         self.jobs: list[dict[str, Any]] = []
         self.error: TopicsError | None = None
+        self.paced: list[Any] = []
 
     async def run(self) -> None:
         try:
             async for item in self._stream:
                 at = 0
+                self.paced += item.head.get("paced", ())
                 for size in item.head.get("sizes", ()):
                     self.jobs.append(json.loads(bytes(item.body[at : at + size])))
                     at += size
@@ -202,6 +205,26 @@ async def test_durable_leases_of_a_stream_end_with_its_shard(anew):
                 assert await pushed(worker, 2) == [2, 3]
                 assert [job["deliveries"] for job in worker.jobs] == [deliveries, deliveries]
                 files = files.clone()
+
+
+async def test_a_stream_is_paced_and_keeps_its_jobs_while_the_log_has_no_room(monkeypatch):
+    async with serving() as shard:
+        await shard.make(leases_durable=True)
+        await shard.produce(*range(4))
+        async with working(shard) as worker:
+            assert await pushed(worker, 2) == [1, 2]
+            with monkeypatch.context() as full:
+                full.setattr(LogQueue, "has_room", lambda *_: False)
+                await shard.settle("ack", 1)
+                with trio.fail_after(30):
+                    await until(lambda: worker.paced)
+                assert worker.paced[0] == errors.THROTTLED
+                assert await shard.counts() == (2, 1, 0)
+            with trio.fail_after(30):
+                while len(worker.jobs) < 3:
+                    await trio.sleep(0.01)
+            assert (worker.seqs, worker.error) == ([1, 2, 3], None)
+            assert await shard.counts() == (1, 2, 0)
 
 
 async def test_a_worker_that_does_not_read_is_given_no_more_than_it_may_hold():

@@ -118,8 +118,12 @@ class WorkStream:
         """Jobs as they come, until the shard ends it. Raises why."""
         assert self._call is not None and self._sink is not None
         async for item in self._call:
-            self._push(list(_frames(item)))
+            self._push(self._paced(*item.head["paced"]) if "paced" in item.head else _frames(item))
             await drain(self._sink, self._live.bounds.slow_consumer_ms / 1000)
+
+    def _paced(self, code: str, message: str, wait_ms: int) -> list[bytes]:
+        """The stream stays open, and its jobs stay leased."""
+        return [sse.RENDERER.error(STATUS[code], message, retry_after_ms=wait_ms, topics=[self._head["topic"]])]
 
     def _push(self, frames: list[bytes]) -> None:
         assert self._sink is not None

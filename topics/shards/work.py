@@ -1,24 +1,33 @@
 """The call `work`: jobs pushed to one worker for as long as it listens.
 
     head        topic, node, max, lease_ms
-    items       first {"open": true}; then {"seqs": [...], "sizes": [...]} with the jobs' texts, one behind the other
+    items       first {"open": true}; then {"seqs": [...], "sizes": [...]} with the jobs' texts, one behind the other;
+                in between {"paced": [code, message, for how many ms]}
 
 Up to `max` jobs are leased to the stream; acks, nacks and leases that end make room for more. When the call ends, by
 whatever cause, all that it holds is given back at once. It fails when the queue is deleted.
+
+While the log has no room for its leases the stream keeps what it holds and gets no more: it is paced, and told so.
 """
 
 from typing import TYPE_CHECKING
 
-from topics import limits
+import trio
+
+from topics import errors, limits
 from topics.core.jobs import Jobs
 from topics.core.queue_requests import check_worker, clamp_jobs, clamp_lease
 from topics.core.requests import quoted
+from topics.errors import TopicsError
 from topics.rpc.calls import Call
 from topics.shards.heads import WorkHead
 from topics.shards.queue import Queue
 
 if TYPE_CHECKING:
     from topics.shards.queues import Queues
+
+
+NO_ROOM = (errors.THROTTLED, errors.STORAGE_FULL)
 
 
 class WorkStream:
@@ -57,9 +66,20 @@ class WorkStream:
         raise AssertionError("a stream stays")
 
     def fail(self, error: Exception) -> None:
-        if not self._call.finished:
+        if isinstance(error, TopicsError) and error.code in NO_ROOM:
+            self._sending = True
+            self._call.run(self._pace, error)
+        elif not self._call.finished:
             self._call.fail(error)
             self._close()
+
+    async def _pace(self, error: TopicsError) -> None:
+        """Nothing is taken for a while."""
+        wait_ms = error.detail["retry_after_ms"]
+        await self._call.send({"paced": [error.code, error.message, wait_ms]})
+        await trio.sleep(wait_ms / 1000)
+        self._sending = False
+        self._queue.hungry(self)
 
     async def _begin(self) -> None:
         await self._call.send({"open": True})
