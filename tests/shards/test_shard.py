@@ -2,7 +2,7 @@
 
 import errno
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,9 +10,11 @@ import pytest
 import trio
 
 from topics import errors
+from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.connection import Connection
+from topics.shards.checkpoint import Checkpoint, Unneeded
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import rpc_pair
@@ -106,3 +108,42 @@ async def test_a_shard_that_stops_takes_no_more_writes() -> None:
         shard.service.draining = True
         assert (await refusal(connection, "append", ONE)).code == errors.SHUTTING_DOWN
         assert (await connection.call("diff", {"topic": "t"}, b"")).body
+
+
+async def test_one_checkpoint_stores_all_topics_that_are_asked_for_at_once() -> None:
+    """Although each of them has something new by the time it is made."""
+    names = [f"t{n}" for n in range(20)]
+    async with serving(FaultyFiles()) as (shard, connection, _):
+        for name in names:
+            await connection.call("append", {"topic": name}, ONE)
+        store = shard.store
+        assert store is not None
+        begun = []
+        begin = store.begin_checkpoint
+
+        def busy(unneeded: Unneeded | None = None) -> Checkpoint:
+            begun.append(work := begin(unneeded))
+            capture = work.capture
+
+            def captured() -> Iterator[None]:
+                yield from capture()
+                for topic in topics:
+                    topic.dirty = True
+                    store.engine.dirty.add(topic)
+
+            work.capture = captured  # type: ignore[method-assign]
+            return work
+
+        store.begin_checkpoint = busy  # type: ignore[method-assign]
+        topics = [store.engine.state.topics[name] for name in names]
+        answers = []
+
+        async def ask(topic: Topic) -> None:
+            answers.append(await shard.stored(topic))
+
+        async with trio.open_nursery() as nursery:
+            for topic in topics:
+                nursery.start_soon(ask, topic)
+        assert (answers, len(begun)) == ([True] * 20, 1)
+        assert await shard.stored(topics[0])  # whoever asks later has one made
+        assert len(begun) == 2

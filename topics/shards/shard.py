@@ -90,6 +90,7 @@ class Shard:
         self._poisoned = trio.Event()
         self._reason = ""
         self._checkpoints = trio.Lock()
+        self._begun = self._made = 0  # numbers of checkpoints: the last that began, and the last that was made
         keep_all = partial(self._checkpoint_alone, [])  # another shard may hold still already: nobody is asked
         self._backups = Backups(self._parts, keep_all, self._checkpoints, self._peers.gate)
         self.store: Store | None = None
@@ -292,12 +293,15 @@ class Shard:
         return await self._checkpoint_alone([], topic)
 
     async def _checkpoint_alone(self, unneeded: Unneeded, only_for: Topic | None = None) -> bool:
+        """One at a time. For a topic that has to be stored, one that began after this was asked for will do."""
         assert self.store is not None
-        done = True
+        done, came = True, self._begun
         async with self._checkpoints:
             with trio.CancelScope(shield=True):
-                if only_for is None or only_for.dirty:
+                if only_for is None or (only_for.dirty and self._made <= came):
+                    number = self._begun = self._begun + 1
                     done = await self._checkpoint(self.store, unneeded)
+                    self._made = number if done else self._made
         return done
 
     async def _checkpoint(self, store: Store, unneeded: Unneeded) -> bool:
