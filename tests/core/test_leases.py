@@ -476,6 +476,21 @@ def test_jobs_behind_many_dead_letters_are_found(terms):
     assert counts(topic, leases, 151) == (0, 2)
 
 
+@pytest.mark.parametrize("terms", [{}, {"priority": 3}])
+def test_a_pass_looks_at_so_many_dead_letters_and_the_next_goes_on_behind_them(terms, monkeypatch):
+    monkeypatch.setattr(limits, "OVERDUE_STEP", 3)
+    topic, leases = queue()
+    produce(topic, 7, **terms)
+    claim(topic, leases, 0, 7)
+    produce(topic, 1, **terms)
+    assert due_of(topic, leases, 101, 1) == ([], [1, 2])
+    assert leases.cut_short
+    assert due_of(topic, leases, 101, 1) == ([8], [3, 4])
+    assert not leases.cut_short
+    assert due_of(topic, leases, 101, 1) == ([], [5, 6])
+    assert due_of(topic, leases, 101, 1) == ([], [7])
+
+
 def test_dead_letters_that_wait_are_jobs_again_when_the_limit_rises():
     topic, leases = queue(5)
     claim(topic, leases, 0, 5)

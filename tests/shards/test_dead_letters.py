@@ -7,10 +7,13 @@ import pytest
 import trio
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
+from topics import limits
+from topics.core.claims import deal
 from topics.core.lease_events import MOVED, MOVING
 from topics.ids import SLOTS, slot_of
 from topics.rpc.connection import Connection
 from topics.rpc.errors import PeerLost
+from topics.shards import queue
 from topics.shards.peers import Peers
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
@@ -77,6 +80,30 @@ async def test_more_than_a_pass_full_of_dead_letters_is_got_out_of_the_way():
             assert await shard.claim() == []
         await until(lambda: shard.queues.find("q").leases.dead_lettered == 600)
         assert sorted(int(record["data"]) for record in await shard.records("dead")) == list(range(600))
+
+
+@pytest.mark.parametrize("jitter_ms", [0, 5])
+async def test_a_pass_that_is_cut_short_by_dead_letters_goes_on_in_another_turn(monkeypatch, jitter_ms):
+    async with serving() as shard:
+        await shard.make(max_deliveries=1, dead_letter="dead", claim_jitter_ms=jitter_ms)
+        await shard.produce(*range(1000))
+        await fail_job(shard, count=1000)
+        await shard.produce("good")
+        passes: list[int] = []
+
+        def count(*given: Any) -> Any:
+            passes.append(1)
+            return deal(*given)
+
+        monkeypatch.setattr(queue, "deal", count)
+        monkeypatch.setattr(limits, "OVERDUE_STEP", 50)
+        with trio.fail_after(30):
+            assert [job["data"] for job in await shard.claim()] == ["good"]
+        assert len(passes) > 2
+        with trio.fail_after(60):
+            while shard.queues.find("q").leases.dead_lettered < 1000:
+                assert await shard.claim() == []
+        assert len(await shard.records("dead")) == 1000
 
 
 async def test_no_key_of_a_client_stands_for_a_dead_letter():

@@ -10,6 +10,7 @@ from heapq import heappop, heappush
 
 import msgspec
 
+from topics import limits
 from topics.core.chunk import Chunk
 from topics.core.leases import Leases
 from topics.core.line import Line, Pick, chunk_of, jobs_in, waiting
@@ -32,8 +33,10 @@ def deal(
     """Fill `wants`. The jobs that are due for the dead-letter topic, at most `due_max`: others wait for a later pass.
 
     Nothing is leased yet, but free jobs that were picked are not picked again: the caller leases or moves them.
-    `max_deliveries` 0: any number. What each gets is in the order of the seqs, or by levels, if there are some.
+    `max_deliveries` 0: any number. What each gets is in the order of the seqs, or by levels, if there are some. Where
+    very many are due it is cut short, and `leases` says so: there may be jobs that nobody has looked at.
     """
+    leases.cut_short = False
     for want, share in zip(wants, divide(leases.ready(jobs_in(topic)), [want.jobs for want in wants]), strict=True):
         want.share = share
     hungry = [want for want in wants if want.share]
@@ -76,6 +79,7 @@ def _undue(
     topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int, now: int
 ) -> Iterator[Pick]:
     _take_overdue(topic, leases, max_deliveries, due, due_max)
+    passed = 0
     taken = {seq for seq, _ in due}
     available = _available(topic, leases) if leases.line is None else _by_level(leases, leases.line, now)
     for pick in available:
@@ -83,6 +87,10 @@ def _undue(
             yield pick
         elif len(due) == due_max:
             leases.overdue.append(pick[0])
+            passed += 1
+            if passed == limits.OVERDUE_STEP:
+                leases.cut_short = True
+                return
         elif pick[0] not in taken:
             due.append(pick)
 

@@ -60,6 +60,7 @@ class Leases:
         "_leases",
         "_leaving",
         "cursor",
+        "cut_short",
         "dead_lettered",
         "free",
         "line",
@@ -90,6 +91,7 @@ class Leases:
         self.moving: dict[int, Move] = {}  # of those that are leaving
         self.overdue: list[int] = []  # free jobs that a pass found due for the dead-letter topic, and left
         self.overdue_at = 0  # deliveries by which they are
+        self.cut_short = False  # the last pass was, by so many of them
         self._failures: dict[int, Failure] = {}
         self.line: Line | None = None  # once some job has a priority or a time
         self._cursors: dict[int, int] = {}  # by priority, of those that are not 0

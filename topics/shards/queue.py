@@ -188,7 +188,7 @@ class Queue:
                 return
             self._feed_freed()
             if self._takers and self.ready:
-                if self.topic.config.claim_jitter_ms:
+                if self.topic.config.claim_jitter_ms and not self.leases.cut_short:
                     self._gather()
                 else:
                     self._pass(list(islice(self._takers, self.ready)))
@@ -240,6 +240,9 @@ class Queue:
                 seqs = [seq for seq, _ in want.picks]
                 grant = Grant(taker.node, number, deadline, seqs, taker.owner, leases.codes_of(seqs))
                 given.append((taker, want.picks, grant))
+            elif leases.cut_short and taker.room:
+                self._takers[taker] = None  # the rest of the pass is for it
+                self._queues.behind.later(self)
             else:
                 self._pass_over(taker, moves)
         if given:
