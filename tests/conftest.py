@@ -5,9 +5,13 @@ import signal
 from collections.abc import Iterator
 
 import httpx
+import hypothesis
 import pytest
 
 PATIENCE_S = 60.0
+
+hypothesis.settings.register_profile("patient", deadline=None)
+hypothesis.settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started us in the background; programs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -48,7 +48,9 @@ def test_bytes_are_json_already_and_come_back_as_they_were(db):
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), {"x": b"abc"}, {1, 2}, bytearray(b"1"), "\ud800", object()], ids=repr
+    "value",
+    [float("nan"), float("inf"), {"x": b"abc"}, {1, 2}, bytearray(b"1"), "\ud800"],
+    ids=["nan", "inf", "bytes", "set", "bytearray", "surrogate"],
 )
 def test_what_json_has_not_is_refused_not_changed(db, value):
     assert code_of(lambda: db.append("t", [{"data": 1}, {"data": value}])) == "invalid_request"
