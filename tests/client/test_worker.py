@@ -75,6 +75,7 @@ def test_groups(topics):
     page = topics.group_fetch("grouped", "g", limit=2, consumer="a", start="earliest")
     assert [record["data"] for record in page["records"]] == [0, 1]
     assert topics.group_ack("grouped", "g", page["next_from_seq"], consumer="a")["lag"] == 2
+    assert topics.group_fetch("grouped", "g", consumer="b")["cursor_seq"] == 2
     assert topics.group_seek("grouped", "g", "latest", consumer="b")["cursor_seq"] == 4
     with pytest.raises(ApiError) as refused:
         topics.group_fetch("grouped", "g", consumer="a")
