@@ -29,10 +29,11 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
         "A missed aim is told and is no failure.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--quick", action="store_true", help="small sizes, under 90 s; a first impression only")
+    about_quick = "small sizes, one round, the main workloads, under 90 s; a first impression only"
+    parser.add_argument("--quick", action="store_true", help=about_quick)
     parser.add_argument("--only", metavar="NAMES", help="workloads to run, joined by commas (default: all but keys)")
     parser.add_argument("--growth", action="store_true", help="instead: how cost grows with topics, records and log")
-    parser.add_argument("--rounds", type=int, metavar="N", help="measurements of each contender (default: 3, quick 2)")
+    parser.add_argument("--rounds", type=int, metavar="N", help="measurements of each contender (default: 3, quick 1)")
     parser.add_argument(
         "--seconds", type=float, metavar="S", help="of one throughput measurement (default: 3, quick 0.5)"
     )
@@ -45,7 +46,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     about_data = "where servers write while measured; needs a real disk and some GB (default: below the results)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=about_data)
     args = parser.parse_args(argv)
-    standard = [name for name, workload in WORKLOADS.items() if workload.by_default]
+    standard = [name for name, work in WORKLOADS.items() if work.by_default and (work.in_quick or not args.quick)]
     args.chosen = args.only.split(",") if args.only else standard
     unknown = [name for name in args.chosen if name not in WORKLOADS]
     if unknown:

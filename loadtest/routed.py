@@ -55,4 +55,5 @@ WORKLOAD = Workload(
     contenders,
     (Aim("p50 of 1 → 1, less that of the source itself, ms", row(1), 5.0, AT_THE_SOURCE, "difference", at_most=True),),
     note="`disk` topics, one record at a time, 100 a second. 1 → 10 and 1 → 100: the last of the destinations.",
+    in_quick=False,
 )

@@ -105,4 +105,5 @@ WORKLOAD = Workload(
     ),
     note="`fsync` topics. Until the last copy can be read; copies are compared with their source. Of frames a number, "
     "no rate: one for the append itself, none for its copies, and a mark now and then of how far they have come.",
+    in_quick=False,
 )

@@ -43,7 +43,7 @@ class Sizes:
 
 FULL = Sizes()
 QUICK = Sizes(
-    rounds=2,
+    rounds=1,
     seconds=0.5,
     read_records=20_000,
     slow_read_records=5_000,
@@ -116,6 +116,7 @@ class Workload:
     aims: Sequence[Aim] = ()
     note: str = ""
     by_default: bool = True
+    in_quick: bool = True  # of a quick run without --only
 
 
 @dataclass(slots=True)
