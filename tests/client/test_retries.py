@@ -54,10 +54,25 @@ def test_what_passes_is_tried_again(trouble):
     assert len(seen) == 3
 
 
+@pytest.mark.parametrize("status", [503, 429])
+def test_a_redrive_is_sent_once(status):
+    """One that was refused may have begun, and another would move as many more."""
+    handle, seen = answering(httpx.Response(status, json={"error": {"code": "not_now"}}))
+    with pytest.raises(ApiError):
+        client(handle).redrive("dead", "jobs", limit=5)
+    assert len(seen) == 1
+
+
+async def test_a_redrive_is_sent_once_with_trio():
+    handle, seen = answering(httpx.ReadError("cut"))
+    http = httpx.AsyncClient(base_url="http://test", transport=httpx.MockTransport(handle))
+    with pytest.raises(Unreachable):
+        await AsyncClient(http=http, retries=QUICK).redrive("dead", "jobs")
+    assert len(seen) == 1
+
+
 def test_the_servers_wish_is_the_least_wait():
-    handle, seen = answering(
-        httpx.Response(503, headers={"retry-after": "3600"}, json={"error": {"code": "not_ready"}})
-    )
+    handle, seen = answering(LATER)
     with pytest.raises(ApiError) as caught:
         client(handle).state("t")
     assert (caught.value.code, len(seen)) == ("not_ready", 1)
