@@ -131,7 +131,7 @@ class Exchange:
             buffers += [] if more else [b"0\r\n\r\n"]
         elif body:
             buffers.append(body)
-        self._finished = not more
+        self._finished = not more or self._is_whole
         if buffers:
             try:
                 await self._connection.send(buffers)
