@@ -1,6 +1,7 @@
 """For all tests."""
 
 import gc
+import os
 import signal
 from collections.abc import Iterator
 
@@ -10,7 +11,9 @@ import pytest
 
 PATIENCE_S = 60.0
 
-hypothesis.settings.register_profile("patient", deadline=None)
+# A commit is judged by the same examples each time it is tested; a deeper run looks for new ones.
+DEEPER = int(os.environ.get("TOPICS_TEST_DEPTH", "1")) > 1
+hypothesis.settings.register_profile("patient", deadline=None, derandomize=not DEEPER)
 hypothesis.settings.load_profile("patient")
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started us in the background; programs would inherit it

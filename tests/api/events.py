@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 class Event(NamedTuple):

@@ -25,7 +25,7 @@ from topics.ids import SLOTS
 from topics.settings import GatewayBoot, load
 from topics.testing.server import Server
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:

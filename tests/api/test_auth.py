@@ -30,7 +30,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def http(server) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=60) as client:
         yield client
 
 
@@ -42,7 +42,7 @@ class Raw:
     """A connection on which one says exactly what one likes."""
 
     def __init__(self, server: Server) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
         self.buffer = b""
 
     def __enter__(self) -> "Raw":

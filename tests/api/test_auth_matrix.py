@@ -100,7 +100,7 @@ def server(tmp_path_factory) -> Iterator[Server]:
 @pytest.fixture(scope="module", params=["HTTP/1.1", "HTTP/2"])
 def http(server, request) -> Iterator[httpx.Client]:
     two = request.param == "HTTP/2"
-    with httpx.Client(base_url=server.url, timeout=20, http1=not two, http2=two) as client:
+    with httpx.Client(base_url=server.url, timeout=60, http1=not two, http2=two) as client:
         assert client.get("/v0/health").http_version == request.param
         yield client
 

@@ -249,7 +249,7 @@ def test_who_was_taken_over_from_can_take_it_back_on_purpose(group):
 def test_a_waiting_consumer_is_told_at_once(group):
     group.fetch(consumer="old")
     body = {"wait_ms": 30_000, "consumer": "old"}
-    result = in_background(lambda: group.http.post(f"{group.path}/fetch", json=body, timeout=40))
+    result = in_background(lambda: group.http.post(f"{group.path}/fetch", json=body, timeout=60))
     began = time.monotonic()
     group.fetch(consumer="new")
     assert error_of(result(), 409)["code"] == "taken_over"
@@ -387,7 +387,7 @@ def test_there_is_a_limit_to_groups_of_a_topic(group):
 def test_a_reader_may_make_a_group_by_fetching_and_no_other_way(tmp_path):
     with Server(tmp_path, shards=1, api_keys="all,reader:read,other:read+write:x.") as server:
         server.start().wait_ready()
-        with httpx.Client(base_url=server.url, timeout=20) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
 
             def as_key(key: str, method: str, what: str = "", **body: Any) -> int:
                 path = f"/v0/topics/t/groups/g{what}"
@@ -410,7 +410,7 @@ def test_a_reader_may_make_a_group_by_fetching_and_no_other_way(tmp_path):
 
 @pytest.mark.parametrize("durability", ["fsync", "disk", "memory", "ephemeral"])
 def test_groups_are_there_after_a_restart_and_after_a_kill(tmp_path, durability):
-    with Server(tmp_path, shards=1) as server, httpx.Client(timeout=20) as http:
+    with Server(tmp_path, shards=1) as server, httpx.Client(timeout=60) as http:
         server.start().wait_ready()
         http.base_url = server.url
         group = Group(http, "t")
@@ -447,7 +447,7 @@ def test_of_many_that_make_one_at_once_one_has_made_it(http, name):
 
 def test_a_group_of_a_topic_that_routers_lead_to(tmp_path):
     """Copies are made again after a crash; the group is where it was."""
-    with Server(tmp_path, shards=2) as server, httpx.Client(timeout=20) as http:
+    with Server(tmp_path, shards=2) as server, httpx.Client(timeout=60) as http:
         server.start().wait_ready()
         http.base_url = server.url
         source, group = Group(http, "source"), Group(http, "copy")

@@ -62,7 +62,7 @@ class LongPoll:
     """A request that stays under way until its client goes."""
 
     def __init__(self, server: Server, body: str = '{"from_seq":0,"wait_ms":30000}') -> None:
-        self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+        self.sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
         head = "POST /v0/topics/one/diff HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
         head += f"authorization: Bearer one\r\ncontent-length: {len(body)}\r\n\r\n"
         self.sock.sendall((head + body).encode())
@@ -124,7 +124,7 @@ def test_the_cap_holds_under_concurrency(crowded, board):
 
     def poll(n: int) -> int:
         body = {"from_seq": 0, "wait_ms": 30_000}
-        answer = httpx.post(f"{crowded.url}/v0/topics/one/diff", json=body, headers=ONE, timeout=40)
+        answer = httpx.post(f"{crowded.url}/v0/topics/one/diff", json=body, headers=ONE, timeout=60)
         if limited(answer, "max_inflight_per_key", 4):
             refused.append(n)
         return answer.status_code
@@ -153,7 +153,7 @@ def test_a_cap_of_0_is_off(tmp_path):
 
 def test_topics_are_capped_exactly(tmp_path):
     with serving(tmp_path, shards=2, gateways=2, max_topics=10) as server:
-        client = httpx.Client(base_url=server.url, timeout=20)
+        client = httpx.Client(base_url=server.url, timeout=60)
 
         def create(n: int) -> httpx.Response:
             if n % 2:
@@ -176,7 +176,7 @@ def test_topics_are_capped_exactly(tmp_path):
 def test_bytes_are_capped_exactly(tmp_path):
     most = 100_000
     with serving(tmp_path, shards=2, gateways=2, max_total_bytes=most) as server:
-        client = httpx.Client(base_url=server.url, timeout=20)
+        client = httpx.Client(base_url=server.url, timeout=60)
         body = {"records": [{"data": "x" * 2998}]}  # 3,000 bytes with its quotes
         answers = at_once(60, lambda n: client.post(f"/v0/topics/t{n % 6}", json=body))
         taken = sum(answer.status_code in (200, 201) for answer in answers)
@@ -199,7 +199,7 @@ def test_connections_are_capped(tmp_path):
         kept: list[socket.socket] = []
 
         def served() -> bool:
-            sock = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+            sock = socket.create_connection(("127.0.0.1", server.port), timeout=60)
             try:
                 sock.sendall(b"GET /v0/health HTTP/1.1\r\nhost: x\r\n\r\n")
                 data = sock.recv(65536)
@@ -226,7 +226,7 @@ def test_the_sizes_that_can_be_set(tmp_path):
     sizes = {"batch_records": 3, "record_bytes": 100, "body_bytes": 1000, "meta_bytes": 20, "tag_bytes": 5}
     settings = {f"max_{name}": value for name, value in sizes.items()}
     with serving(tmp_path, shards=1, gateways=1, max_node_bytes=4, max_limit=2, **settings) as server:
-        http = httpx.Client(base_url=server.url, timeout=20)
+        http = httpx.Client(base_url=server.url, timeout=60)
 
         def write(*records: dict[str, Any], **more: Any) -> tuple[int, str]:
             answer = http.post("/v0/topics/t", json={"records": records, **more})

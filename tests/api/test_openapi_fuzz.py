@@ -85,7 +85,7 @@ def test_answers_are_documented(server, api, route, mode):
                 case.path_parameters[name] = names.draw(strategies.sampled_from(NAMES[name]))
             if isinstance(case.body, dict) and isinstance(case.body.get("wait_ms"), int):
                 case.body["wait_ms"] = min(case.body["wait_ms"], 20)
-        response = case.call_and_validate(base_url=server.url, headers=headers, checks=CHECKS, timeout=20)
+        response = case.call_and_validate(base_url=server.url, headers=headers, checks=CHECKS, timeout=60)
         statuses.add(response.status_code)
 
     one()

@@ -367,7 +367,7 @@ class TestConsistency:
         """Every sync takes a while; a write to a `disk` topic is acked before it."""
         with Server(tmp_path, shards=1, gateways=1, failpoints="wal.sync=pause:600") as server, ExitStack() as stack:
             server.start().wait_ready()
-            http = stack.enter_context(httpx.Client(base_url=server.url, timeout=20))
+            http = stack.enter_context(httpx.Client(base_url=server.url, timeout=60))
             append(http, "t", 0)
             streams = {}
             for how in ("strong", "eventual"):

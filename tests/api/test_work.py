@@ -136,7 +136,7 @@ def test_over_http2(queue, instance):
     queue.make()
     queue.produce("x")
     with (
-        httpx.Client(base_url=instance.url, http1=False, http2=True, timeout=20) as client,
+        httpx.Client(base_url=instance.url, http1=False, http2=True, timeout=60) as client,
         client.stream("GET", f"{queue.path}/work?node=w") as answer,
     ):
         assert answer.status_code == 200
@@ -150,7 +150,7 @@ def test_over_http2(queue, instance):
 def test_places_are_counted_and_given_back(tmp_path):
     with Server(tmp_path, shards=1, max_sse_connections=1) as server:
         server.start().wait_ready()
-        with httpx.Client(base_url=server.url, timeout=20) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             queue = Queue(http, "q").make()
             with working(queue) as stream:
                 stream.next(":")
@@ -164,7 +164,7 @@ def test_places_are_counted_and_given_back(tmp_path):
 def test_a_killed_gateway_lets_go_of_what_it_held_at_once(tmp_path):
     with Server(tmp_path, shards=1, gateways=1) as server:
         server.start().wait_ready()
-        with httpx.Client(base_url=server.url, timeout=20) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             queue = Queue(http, "q").make(lease_ms=3_600_000)
             queue.produce(1, 2)
             with working(queue) as stream:
@@ -175,7 +175,7 @@ def test_a_killed_gateway_lets_go_of_what_it_held_at_once(tmp_path):
 
 def _ready(server: Server) -> int:
     try:
-        ready: int = httpx.get(f"{server.url}/v0/topics/q", timeout=20).json()["queue"]["ready"]
+        ready: int = httpx.get(f"{server.url}/v0/topics/q", timeout=60).json()["queue"]["ready"]
     except (httpx.TransportError, KeyError):
         return -1
     return ready
@@ -184,7 +184,7 @@ def _ready(server: Server) -> int:
 def test_a_stream_outlives_its_shard(tmp_path):
     with Server(tmp_path, shards=1, gateways=1) as server:
         server.start().wait_ready()
-        with httpx.Client(base_url=server.url, timeout=20) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             queue = Queue(http, "q").make(durable=True, lease_ms=3_600_000)
             queue.produce("a", "b", "c")
             with working(queue) as stream:
@@ -198,7 +198,7 @@ def test_a_stream_outlives_its_shard(tmp_path):
 def test_a_drain_ends_streams_in_good_order(tmp_path):
     with Server(tmp_path, shards=1, gateways=1) as server:
         server.start().wait_ready()
-        with httpx.Client(base_url=server.url, timeout=20) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             queue = Queue(http, "q").make(lease_ms=3_600_000)
             queue.produce("a")
             with working(queue) as stream:
@@ -207,5 +207,5 @@ def test_a_drain_ends_streams_in_good_order(tmp_path):
                 stream.rest()
                 assert stream.ended
         server.start().wait_ready()
-        with httpx.Client(base_url=server.url, timeout=20) as http:
+        with httpx.Client(base_url=server.url, timeout=60) as http:
             assert Queue(http, "q").counts()["ready"] == 1

@@ -95,7 +95,7 @@ async def by_hypercorn(bench: Bench, data: bytes) -> bytes:
     async with trio.open_nursery() as nursery:
         nursery.start_soon(bench.server.handover.take, sock, data, lambda busy: None)
         got = b""
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while part := await stream.receive_some(65536):
                 got += part
                 if b"connection: close" in got.lower():

@@ -41,7 +41,7 @@ async def test_a_stream_that_is_paced_says_so_and_goes_on(code, status):
     slot: Any = None
     stream, sent = WorkStream(live, "q", {"topic": "q"}, slot), Sent()
     stream._call, stream._sink = calls(), sent  # type: ignore[assignment]
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         await stream._pass_on()
     first, second = sent.frames
     event, data, *_ = first.decode().split("\n")

@@ -50,7 +50,7 @@ def test_shared_turns_go_on_beside_one_another():
     async def main() -> None:
         turns = Turns()
         first, second, third = (turns.take(["t"], shared=shared) for shared in (True, True, False))
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await second.begin()
             await first.begin()
         with trio.move_on_after(60) as waiting:
@@ -58,7 +58,7 @@ def test_shared_turns_go_on_beside_one_another():
         assert waiting.cancelled_caught
         first.end()
         second.end()
-        with trio.fail_after(5):
+        with trio.fail_after(60):
             await third.begin()
 
     trio.run(main, clock=MockClock(autojump_threshold=0))

@@ -177,7 +177,7 @@ class Bench:
         """Until everything is forwarded, put back, and durable."""
         self.held = False
         self.kick.set()
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not all(route.is_settled for route in self.routers._routes.values()):
                 await trio.sleep(0.001)
             await trio.testing.wait_all_tasks_blocked()

@@ -17,7 +17,7 @@ from topics.shards.peers import Peers
 from topics.testing.fake_clock import FakeClock
 from topics.testing.rpc_pair import until
 
-PATIENCE_S = 20  # only bounds a failing test
+PATIENCE_S = 60  # only bounds a failing test
 
 
 class SlowWire:

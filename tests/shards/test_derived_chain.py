@@ -67,7 +67,7 @@ class World:
             await self.start(index)
 
     async def settle(self):
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             while not all(route.is_settled for bench in self.benches for route in bench.routers._routes.values()):
                 for bench in self.benches:
                     bench.held = False

@@ -10,7 +10,7 @@ from tests.shards.test_service import ONE, ask, serving
 from topics.rpc.connection import Connection
 from topics.testing.faulty_files import FaultyFiles
 
-PATIENCE_S = 20  # only bounds a failing test
+PATIENCE_S = 60  # only bounds a failing test
 
 
 class HeldFiles(FaultyFiles):

@@ -35,7 +35,7 @@ async def waiting(shard: QueueShard, **body: Any):
     async with trio.open_nursery() as nursery:
         fetch = Waiting()
         nursery.start_soon(fetch.run, shard, body)
-        with trio.fail_after(10):
+        with trio.fail_after(60):
             while not shard.shard.store.engine.state.topics["t"].waiters:  # type: ignore[union-attr]
                 await trio.sleep(0.001)
             assert not fetch.over.is_set()

@@ -197,7 +197,7 @@ async def test_a_call_that_is_lost_is_made_again_without_a_second_copy(fates, wi
         await dest.make(DEAD, idempotency_window_ms=window_ms)
         await shard.produce("x", topic=QUEUE, meta={"$dead_letter_from": "q", "a": "b"})
         wire.lose = ["", *fates]  # the first asks what kind of topic it is
-        with trio.fail_after(20):
+        with trio.fail_after(60):
             assert await redrive(shard, QUEUE, DEAD) == (1, 0, 0)
         assert wire.calls == len(fates) + 2
         (record,) = await dest.records(DEAD)
@@ -224,7 +224,7 @@ async def test_a_move_that_a_crash_cut_short_is_finished_at_the_next_start(fate,
                 nursery.start_soon(redrive, shard, QUEUE, DEAD)
                 await until(lambda: wire.calls == 3)
                 if fate == "hang back":
-                    with trio.fail_after(20):
+                    with trio.fail_after(60):
                         while len(await dest.records(DEAD)) < 2:
                             await trio.sleep(0.01)
                 nursery.cancel_scope.cancel()
@@ -233,7 +233,7 @@ async def test_a_move_that_a_crash_cut_short_is_finished_at_the_next_start(fate,
         clock.advance(3_600_000)  # longer than any key is remembered
         files = files.crash(5, power_loss=True)
         async with serving(files, clock, peers) as shard:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while await shard.records(QUEUE):
                     await trio.sleep(0.01)
         records = await dest.records(DEAD)

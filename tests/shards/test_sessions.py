@@ -65,12 +65,12 @@ class Gateway:
 
 
 async def item(stream: Stream) -> Reply:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         return await anext(stream)
 
 
 async def soon(condition: Callable[[], object]) -> None:
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         await until(condition)
 
 
@@ -83,7 +83,7 @@ async def begun(gateway: Gateway, stream: str) -> AsyncIterator[Stream]:
 
 async def end(stream: Stream) -> dict[str, Any]:
     """The final reply of a stream that has no more items."""
-    with trio.fail_after(10), pytest.raises(StopAsyncIteration):
+    with trio.fail_after(60), pytest.raises(StopAsyncIteration):
         await anext(stream)
     assert stream.result is not None
     return stream.result.head
@@ -359,7 +359,7 @@ async def test_sessions_that_are_over_go_without_a_call(life: Life, gateway: Gat
     for n in range(limits.WATCH_COLLECT_MAX // 100):
         await gateway.create(f"w{n}")
     life.clock.advance(TTL_MS + 1)
-    with trio.fail_after(10):
+    with trio.fail_after(60):
         while life.sessions._sessions:
             await trio.sleep(0.01)
     await life.durable()

@@ -87,7 +87,7 @@ async def test_a_lease_that_ends_makes_room_without_anybody_asking():
         await shard.make()
         await shard.produce("x")
         async with working(shard, lease_ms=100) as worker:
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while len(worker.jobs) < 2:
                     await trio.sleep(0.01)
             assert [(job["$seq"], job["deliveries"]) for job in worker.jobs[:2]] == [(1, 1), (1, 2)]
@@ -148,7 +148,7 @@ async def test_a_stream_ends_with_its_queue(successor, code):
             await shard.call("remove", "q")
             if successor is not None:
                 await shard.call("put", "q", {"type": successor})
-            with trio.fail_after(20):
+            with trio.fail_after(60):
                 while worker.error is None:
                     await trio.sleep(0.01)
             assert worker.error.code == code

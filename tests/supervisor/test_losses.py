@@ -43,7 +43,7 @@ def test_connections_wait_while_a_gateway_restarts(server):
     assert board.gateway(0).get("requests") == 1
     old = server.child("gateway", 0)["pid"]
     os.kill(old, signal.SIGSTOP)  # now nothing is accepted any more
-    clients = [socket.create_connection(("127.0.0.1", server.port), timeout=20) for _ in range(50)]
+    clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(50)]
     for client in clients:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
     kill(old)
