@@ -80,7 +80,7 @@ FORGET_STEP = 1024  # jobs that are gone and of which a queue forgets what it kn
 GROUPS_PER_TOPIC_MAX = 1000
 GROUPS_PER_SHARD_MAX = 10_000
 GROUP_CONSUMER_MAX = 128  # characters of a consumer's id
-GROUP_LEFT_MAX = 8  # consumers that a group remembers to have been taken over from
+GROUP_LEFT_MAX = 64  # consumers that a group remembers to have been taken over from
 GROUP_EVENTS_MIN = 1024  # events of the groups log before it is written anew
 GROUP_EVENTS_RECORD = 256  # groups that it then tells of in one record
 

@@ -292,7 +292,9 @@ def test_none_starves():
     raise AssertionError("the first job was never given out")
 
 
-def test_none_starves_because_another_always_comes_back():
+@pytest.mark.parametrize("counts", [True, False])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_none_starves_because_another_always_comes_back(counts, restarts):
     topic, leases = queue(priority_age_ms=10)
     produce(topic, 1, 0, priority=9)
     produce(topic, 1, 0, priority=0)
@@ -301,7 +303,12 @@ def test_none_starves_because_another_always_comes_back():
         if seqs == [2]:
             assert now == 90
             return
-        leases.release(seqs, now, now)
+        leases.release(seqs, now, now, counts=counts)
+        if restarts:
+            replayed = Replayed()
+            replayed.apply(kept(leases))
+            topic.leases = leases = replayed.leases
+            leases.match_with(topic)
     raise AssertionError("the job that waited was never given out")
 
 
@@ -634,7 +641,7 @@ class Model(RuleBasedStateMachine):
         produce(self.topic, count, self.now, priority=priority, delay_ms=delay)
         due = self.now + (delay or 0)
         for seq in range(first, first + count):
-            fresh = {"holder": None, "deadline": 0, "due": due, "times": 0, "number": 0, "gone": False}
+            fresh = {"holder": None, "deadline": 0, "due": due, "times": 0, "spared": 0, "number": 0, "gone": False}
             self.jobs[seq] = fresh | {"rank": priority or 0, "since": due, "timed": bool(delay), "fresh": not delay}
 
     def in_order(self):
@@ -644,7 +651,7 @@ class Model(RuleBasedStateMachine):
 
         def key(seq):
             job = self.jobs[seq]
-            since = job["since"] + job["times"] * age
+            since = job["since"] + (job["times"] + job["spared"]) * age
             waited = max(0, self.now - since) // age if age and levels else 0
             level = min(9, job["rank"] + waited)
             return -level, job["fresh"] and (level < 9 or not levels), since if line is not None else seq, seq
@@ -748,6 +755,7 @@ class Model(RuleBasedStateMachine):
         for seq in held:
             self.jobs[seq] |= {"holder": None, "due": self.now + delay}
             self.jobs[seq]["times"] -= not counts
+            self.jobs[seq]["spared"] += not counts
             if failure is not None:
                 self.jobs[seq]["failure"] = failure
 

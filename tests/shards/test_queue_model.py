@@ -34,6 +34,7 @@ class Job:
         self.deadline = 0
         self.due = self.since
         self.times = 0
+        self.spared = 0  # deliveries that do not count
         self.lease = ""
         self.reason = ""
         self.fresh = not self.timed
@@ -43,7 +44,7 @@ class Job:
         return self.due <= now and (self.node is None or self.deadline < now)
 
     def rank(self, now: int, levels: bool) -> tuple[int, bool, int]:
-        since = self.since + self.times * AGE_MS
+        since = self.since + (self.times + self.spared) * AGE_MS
         level = min(9, self.priority + max(0, now - since) // AGE_MS) if levels else 0
         return -level, self.fresh and level < 9, since
 
@@ -186,6 +187,7 @@ class Run:
     def _give_back(self, job: Job, nack: dict[str, Any]) -> None:
         job.node, job.due = None, self.now + nack["delay_ms"]
         job.times -= not nack["penalty"]
+        job.spared += not nack["penalty"]
         if "reason" in nack or nack["penalty"]:
             job.reason = nack.get("reason", GIVEN_BACK)
 

@@ -11,10 +11,11 @@ from topics.core.line import Line, Pick, chunk_of
 
 
 class FreeJobs:
-    __slots__ = ("_deliveries", "_heap", "_line", "seqs")
+    __slots__ = ("_deliveries", "_heap", "_line", "seqs", "spared")
 
     def __init__(self) -> None:
         self.seqs: set[int] = set()
+        self.spared: dict[int, int] = {}  # seq → deliveries that do not count but kept others waiting; of any job
         self._heap: list[int] = []  # these in their order, and some that are free no longer
         self._line: Line | None = None
         self._deliveries: Callable[[int], int] = lambda _: 0
@@ -30,7 +31,11 @@ class FreeJobs:
         if self._line is None:
             heappush(self._heap, seq)
         else:
-            self._line.set_free(seq, self._deliveries(seq))
+            self._line.set_free(seq, self._rounds(seq))
+
+    def _rounds(self, seq: int) -> int:
+        """How often it was delivered, counted or not; never less than before."""
+        return self._deliveries(seq) + self.spared.get(seq, 0)
 
     def pick(self) -> int | None:
         """The lowest, while there is no line."""
@@ -64,8 +69,9 @@ class FreeJobs:
         heap = self._line.heaps[priority]
         seen: set[int] = set()  # a job may stand there twice
         while heap:
-            since, seq = heap[0]
-            chunk = chunk_of(self._line.topic, seq) if seq in self.seqs and seq not in seen else None
+            since, seq, rounds = heap[0]
+            stands = seq in self.seqs and seq not in seen and rounds == self._rounds(seq)  # else it was free before
+            chunk = chunk_of(self._line.topic, seq) if stands else None
             if chunk is None:
                 heappop(heap)
             else:

@@ -6,7 +6,8 @@ found again among the live jobs.
 
 Stored form: a msgpack array of cursor, dead_lettered, names of nodes, leases (seq, number, deadline, index of the
 node, the stream if it was pushed), delayed jobs (seq, when they are free), deliveries (seq, how many), moves (seq and
-the fields of Move), cursors (priority, seq), failures (seq, reason, time).
+the fields of Move), cursors (priority, seq), failures (seq, reason, time), deliveries that do not count (seq, how
+many).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -30,6 +31,7 @@ class Snapshot(msgspec.Struct):
     moving: dict[int, Move] = {}
     cursors: dict[int, int] = {}
     failures: dict[int, Failure] = {}
+    spared: dict[int, int] = {}
 
     def pack(self, packer: msgpack.Packer) -> Iterator[None]:
         """Append the stored form to a packer, a step at a time."""
@@ -39,7 +41,7 @@ class Snapshot(msgspec.Struct):
                 yield
             else:
                 nodes.setdefault(lease.node, len(nodes))
-        packer.pack_array_header(9)
+        packer.pack_array_header(10)
         for head in (self.cursor, self.dead_lettered, list(nodes)):
             packer.pack(head)
         yield from _pack_all(packer, self.leases, (_fields(seq, lease, nodes) for seq, lease in self.leases.items()))
@@ -50,12 +52,13 @@ class Snapshot(msgspec.Struct):
         yield from _pack_all(packer, self.cursors, self.cursors.items())
         failures = ((seq, failure.reason, failure.ts) for seq, failure in self.failures.items())
         yield from _pack_all(packer, self.failures, failures)
+        yield from _pack_all(packer, self.spared, self.spared.items())
 
     @classmethod
     def unpack(cls, fields: list[Any]) -> "Snapshot":
-        """Versions before priorities stored seven fields."""
+        """Versions before priorities stored seven fields, the next ones nine."""
         cursor, dead_lettered, nodes, held, delayed, deliveries, moving = fields[:7]
-        cursors, failures = fields[7:9] if len(fields) > 7 else ([], [])
+        cursors, failures, spared = [*fields[7:], [], [], []][:3]
         names = [intern(node) for node in nodes]
         return cls(
             cursor,
@@ -66,6 +69,7 @@ class Snapshot(msgspec.Struct):
             {seq: Move(*move) for seq, *move in moving},
             dict(cursors),
             {seq: Failure(reason, ts) for seq, reason, ts in failures},
+            dict(spared),
         )
 
 

@@ -280,6 +280,7 @@ class Leases:
                 continue
             if not counts:
                 self._deliveries[seq] = max(0, self._deliveries.get(seq, 1) - 1)
+                self.free.spared[seq] = self.free.spared.get(seq, 0) + 1
             if failure is not None:
                 self._failures[seq] = failure
             self._detach(seq)
@@ -365,6 +366,7 @@ class Leases:
             self._detach(seq)
             self._deliveries.pop(seq, None)
             self._failures.pop(seq, None)
+            self.free.spared.pop(seq, None)
             self.moving.pop(seq, None)
 
     def _detach(self, seq: int) -> None:
@@ -416,6 +418,7 @@ class Leases:
             self.moving.copy(),
             self._cursors.copy(),
             self._failures.copy(),
+            self.free.spared.copy(),
         )
 
     def without_leases(self) -> "Leases":
@@ -431,7 +434,7 @@ class Leases:
         leases = cls()
         leases.cursor, leases.dead_lettered, leases._leases = kept.cursor, kept.dead_lettered, kept.leases
         leases._delayed, leases._deliveries, leases.moving = kept.delayed, kept.deliveries, kept.moving
-        leases._cursors, leases._failures = kept.cursors, kept.failures
+        leases._cursors, leases._failures, leases.free.spared = kept.cursors, kept.failures, kept.spared
         for seq, lease in kept.leases.items():
             leases._deadlines.add(lease.deadline, seq)
         for seq, due in kept.delayed.items():
@@ -445,7 +448,8 @@ class Leases:
         for seq, move in self.moving.items():
             self.move((seq,), move)
         busy = self._leases.keys() | self._delayed.keys() | self._leaving
-        self.free = FreeJobs()
+        spared, self.free = self.free.spared, FreeJobs()
+        self.free.spared = spared
         if topic.config.type == "queue" and is_uneven(topic):
             passed = self._line_up(topic).recall(self._cursor_of, busy, self._deliveries)
         else:

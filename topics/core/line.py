@@ -38,7 +38,7 @@ class Line:
 
     def __init__(self, topic: "Topic") -> None:
         self.topic = topic
-        self.heaps: list[list[tuple[int, int]]] = [[] for _ in range(LEVELS)]  # free jobs: (since when, seq)
+        self.heaps: list[list[tuple[int, int, int]]] = [[] for _ in range(LEVELS)]  # free jobs: since when, seq, rounds
         self.priorities = {0}  # that some job has or had
         self.timetable = Timetable()
         self._near: Chunk | None = None  # where the last look was; the next is mostly there too
@@ -85,11 +85,11 @@ class Line:
         due = chunk.dues.get(index) if chunk.dues is not None else 0
         return rank_in(chunk, index), max(due, chunk.base_ts + chunk.ts[index]), bool(due)
 
-    def set_free(self, seq: int, deliveries: int) -> None:
-        """Each delivery makes it as much younger as it takes to grow a level: one that always comes back comes later
-        and later, and starves nobody."""
+    def set_free(self, seq: int, rounds: int) -> None:
+        """Each delivery, whether it counts or not, makes it as much younger as it takes to grow a level: one that
+        always comes back comes later and later, and starves nobody."""
         priority, since, _ = self.terms(seq)
-        heappush(self.heaps[priority], (since + deliveries * self.topic.config.priority_age_ms, seq))
+        heappush(self.heaps[priority], (since + rounds * self.topic.config.priority_age_ms, seq, rounds))
 
     def level(self, priority: int, since: int, now: int) -> int:
         age_ms = self.topic.config.priority_age_ms
