@@ -15,7 +15,9 @@ SECONDS ?= 60
 
 .PHONY: setup serve test simulate bench bench-spark lint fmt clean
 
+# Compiled code starts in half the time. It is done here as Python does not where PYTHONDONTWRITEBYTECODE is set.
 setup: $(STAMP)
+	@$(BIN)/python -m compileall -q topics spark_integration
 
 # The stamp makes a second `make setup` free; a changed dependency list installs again.
 $(STAMP): pyproject.toml constraints.txt
