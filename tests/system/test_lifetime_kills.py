@@ -62,15 +62,10 @@ def check(acked: dict[int, int | None], there: set[int], gone: set[int]) -> None
 
 
 def read(client: Client) -> list[dict[str, Any]]:
-    records: list[dict[str, Any]] = []
-    at = 0
-    while True:
-        page = client.diff("t", from_seq=at, limit=1000)
-        assert page["tombstone"] is None
-        records += page["records"]
-        at = page["next_from_seq"]
-        if page["caught_up"]:
-            return records
+    records: list[dict[str, Any]]
+    records, lost = client.read_all("t")
+    assert lost == []
+    return records
 
 
 @pytest.mark.slow
