@@ -178,7 +178,7 @@ class Elsewhere(Peer):
         if self.is_down:
             raise PeerLost("the peer is down")
         seq = head.get("to_seq", 0)
-        standing = {"again": False, "seq": seq, "dest_seq": seq, "totals": {}, "refill": False}
+        standing = {"again": False, "seq": seq, "dest_seq": seq, "totals": {}, "refill": False, "unsure": False}
         return Reply({"dest_id": 7} if method == "derived.link" else standing, b"")
 
 

@@ -1,5 +1,6 @@
-"""Four topics in a row on two shards, either of which crashes at any point, or both: nothing that readers of a copy saw
-is lost or moves, whatever was deleted from the topics before it. Random histories; a failure names its seed."""
+"""Four topics in a row on two shards, either of which crashes at any point, or both, or the power fails: nothing that
+readers of a copy saw is lost or moves, whatever was deleted from the topics before it. Random histories; a failure
+names its seed."""
 
 import itertools
 import os
@@ -33,6 +34,7 @@ class World:
             self.slots[slot_of(topic)] = place
         self.seen: dict[str, dict[int, str]] = {topic: {} for topic in CHAIN}
         self.deleted: dict[str, set[int]] = {topic: set() for topic in CHAIN}
+        self.power_failed = False
 
     def bench(self, topic):
         return self.benches[self.places[topic]]
@@ -53,18 +55,20 @@ class World:
         self._ends[index][0].set()
         await self._ends[index][1].wait()
 
-    async def crash(self, indexes):
+    async def crash(self, indexes, *, power_loss=False):
         self.look()
         for index in indexes:
-            self.benches[index].write()  # a kill takes nothing from the file
+            if not power_loss:
+                self.benches[index].write()  # a kill takes nothing from the file
             await self.end(index)
             bench, other = self.benches[index], self.benches[1 - index]
-            bench.files = bench.files.crash(self.dice.randrange(1 << 30), power_loss=False)
+            bench.files = bench.files.crash(self.dice.randrange(1 << 30), power_loss=power_loss)
             if other.nursery is not None:
                 for sender in other.routers.peers._others.values():
                     other.routers._peer_lost(sender)
         for index in indexes:
             await self.start(index)
+        self.power_failed = power_loss
 
     async def settle(self):
         with trio.fail_after(60):
@@ -116,6 +120,8 @@ class World:
         for topic in CHAIN:
             records, gaps = self.bench(topic).read(topic)
             assert gaps == [], (self.seed, topic, gaps)
+            if self.power_failed:
+                self.deleted[topic] -= records.keys()  # before the delete was durable
             assert not self.deleted[topic] & records.keys(), (self.seed, topic, "deleted, and back")
             for seq, data in self.seen[topic].items():
                 if seq not in self.deleted[topic]:
@@ -136,7 +142,8 @@ async def history(world):
                 await world.checkpoint(dice.randrange(2))
             else:
                 await world.step(dice.randrange(8))
-        await world.crash(dice.choice(([0], [1], [0, 1], [0, 1])))
+        power_loss = dice.random() < 0.4
+        await world.crash([0, 1] if power_loss else dice.choice(([0], [1], [0, 1])), power_loss=power_loss)
         await world.settle()
         world.look()
         world.verify()

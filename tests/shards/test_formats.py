@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 import xxhash
 
@@ -25,6 +26,7 @@ from topics.core.chunk import DataFile
 from topics.core.config import TopicConfig, intern
 from topics.core.derivation import Derived, Mark, Position
 from topics.core.events import (
+    MARKED,
     Appended,
     CeilingReserved,
     CreatedAndAppended,
@@ -109,7 +111,7 @@ MIXED = with_terms(4, 2000, (2, 0, b"", 7_000), (0, 3000, bytes(16), 0), (0, 400
 
 CONFIG = intern(TopicConfig(ttl_ms=60_000, durability="fsync", priority=-5, dead_letter="jobs.dlq", auto_create=False))
 CREATED = TopicCreated(7, "jobs", 3, CONFIG, 1_700_000_000_000, 65_536, 1)
-MARK = Mark(8, 1_700_000_000_000_000, "s", 3, 2, 77, 20, 1_700_000_000_006, {"s->jobs": 12}, [(70, 71)])
+MARK = Mark(8, 1_700_000_000_000_000, "s", 3, 2, 77, 20, 1_700_000_000_006, {"s->jobs": 12}, [(70, 71)], 5)
 DEDUPS = ((0, bytes(range(16, 32))), (2, bytes(range(32, 48))))
 EVENTS: list[Event] = [
     CREATED,
@@ -313,6 +315,11 @@ def test_the_golden_tag_run_is_searched(files):
             fact.seq for item in SEGMENT_BLOCKS for fact in facts(item.block) if fact.tag and pattern.matches(fact.tag)
         ]
         assert datafile.find_tags(index, infos()[0], pattern) == expected
+
+
+def test_a_mark_of_an_earlier_version_is_read():
+    fields = msgspec.to_builtins(MARK)[:-1]
+    assert decode_event(MARKED, msgpack.packb([fields])) == Marked([msgspec.structs.replace(MARK, boot=0)])
 
 
 def test_the_golden_snapshot_is_read(files):

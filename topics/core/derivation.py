@@ -4,6 +4,10 @@ Copies are not logged. What the log and the checkpoints have is where copies end
 copies of everything up to seq `seq` of the source stand at or below `dest_seq` here. After a crash the copies that no
 checkpoint had stored are missing: their seqs are taken, but nothing is there. The source forwards them once more and
 they go to the seqs they had. Positions keep them in place if the source cannot show all of them any more.
+
+After a loss of power the last positions may be lost too, and the head with them: the topic is `unsure`. Then the source
+forwards everything behind the last known position once more, dead or alive, and it comes to the seqs it had: whatever
+the source passes over is durable here before anything behind it is shown. Until it is through nobody else gets a seq.
 """
 
 from bisect import bisect_left, insort
@@ -12,9 +16,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from topics import errors
 from topics.core.loss import CRASH
-from topics.core.ranges import SeqRanges
+from topics.core.ranges import SEQ_MAX, SeqRanges
 from topics.core.topic import Topic
+from topics.errors import TopicsError
 
 POSITIONS_MAX = 4096
 UNKNOWN = -1
@@ -38,21 +44,23 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     dest_seq: int = 0
     ts: int = 0
     totals: dict[str, int] = {}  # copies by router
-    skipped: list[tuple[int, int]] = []  # seqs of the source, since the last mark, that were gone when their turn came
+    skipped: list[tuple[int, int]] = []  # seqs of the source, not in a mark yet, that were gone when their turn came
+    boot: int = 0  # of the machine, when the topic was last sure; 0: not known
 
 
 class Derived:
     __slots__ = (
-        "dest_seq", "fresh", "generation", "id_ts", "marked", "missing", "positions", "seq", "skipped", "source",
-        "source_epoch", "source_id", "struck", "taking", "totals",
+        "boot", "dest_seq", "fresh", "generation", "id_ts", "marked", "missing", "positions", "seq", "skipped",
+        "source", "source_epoch", "source_id", "struck", "taking", "totals", "unsure",
     )  # fmt: skip
 
     def __init__(self, mark: Mark) -> None:
         self.missing: list[tuple[int, int]] = []  # ascending inclusive ranges of seqs whose copies are to come again
         self.positions: list[Position] = []  # ascending, the first at or below all that is missing
         self.struck = SeqRanges()  # deleted among the missing
-        self.skipped = SeqRanges()  # seqs of the source that were never copied, as far as a replay has to know
+        self.skipped = SeqRanges()  # seqs of the source that are not copied, as far as that has to be known
         self.id_ts = UNKNOWN  # the time in the topic's newest message id
+        self.unsure = False  # the power failed: there may have been more copies than is known
         self.taking = False  # copies have their seqs, and wait for their turn
         self.take(mark)
 
@@ -65,6 +73,7 @@ class Derived:
         self.seq = mark.seq  # copies of everything up to here have been made
         self.dest_seq = mark.dest_seq  # where the last of them is
         self.totals = dict(mark.totals)
+        self.boot = mark.boot
         self.marked = mark.seq  # as the log has it
         self.fresh: list[tuple[int, int]] = []  # skipped since then
 
@@ -86,6 +95,7 @@ class Derived:
             topic.last_ts,
             dict(self.totals),
             list(self.fresh),
+            self.boot,
         )
 
     # --- what is missing ------------------------------------------------------------------------------------------
@@ -115,9 +125,28 @@ class Derived:
 
     def filled(self, through: int) -> None:
         """Nothing is missing up to this seq."""
-        self.missing = [(max(first, through + 1), last) for first, last in self.missing if last > through]
+        self.give_up(0, through)
+
+    def give_up(self, first: int, last: int) -> None:
+        """Nothing comes back here any more."""
+        kept = []
+        for low, high in self.missing:
+            kept += [(low, min(high, first - 1)), (max(low, last + 1), high)]
+        self.missing = [(low, high) for low, high in kept if low <= high]
         if not self.missing:
-            self.positions, self.struck, self.skipped = [], SeqRanges(), SeqRanges()
+            self.positions, self.struck = [], SeqRanges()
+            self.forget_skipped()
+
+    def cut(self, seq: int) -> None:
+        """The source has lost its end above this seq, and uses those seqs again."""
+        self.positions = [position for position in self.positions if position.seq <= seq]
+        if seq < self.seq:
+            self.skipped = self.skipped.within(0, seq)
+
+    def forget_skipped(self) -> None:
+        """Unless something is missing, only what is still to be copied counts."""
+        if self.skipped and not self.missing:
+            self.skipped = self.skipped.within(self.seq + 1, SEQ_MAX)
 
     # --- positions ------------------------------------------------------------------------------------------------
 
@@ -183,6 +212,20 @@ def is_missing(topic: Topic, after: int, through: int) -> bool:
     return missing is not None and missing <= through
 
 
+def doubt(topic: Topic, boot: int) -> None:
+    """After recovery, in this boot of the machine: in another one there may have been copies that no mark tells of, and
+    no ceiling bounds. In an `ephemeral` topic they are gone, and their seqs may come again."""
+    if topic.derived is not None and topic.config.durability != "ephemeral":
+        topic.derived.unsure = topic.derived.boot not in (0, boot)
+
+
+def check_sure(topic: Topic) -> None:
+    """Whether the next seq was never given before. Raises `not_ready`."""
+    if topic.derived is not None and topic.derived.unsure:
+        message = f'copies in topic "{topic.name}" are being made again from its source; retry in a moment'
+        raise TopicsError(errors.NOT_READY, message, {"topic": topic.name, "retry_after_ms": 500})
+
+
 # --- events -----------------------------------------------------------------------------------------------------------
 
 
@@ -197,8 +240,10 @@ def apply_mark(topic: Topic, mark: Mark) -> None:
             topic.lose(topic.head_seq + 1, mark.dest_seq, CRASH)
         topic.derived = Derived(mark)
         return
-    if (derived.source_id, derived.source_epoch) != (mark.source_id, mark.source_epoch):
-        derived.positions = []
+    if derived.source_id != mark.source_id:
+        derived.positions, derived.skipped = [], SeqRanges()
+    elif derived.source_epoch != mark.source_epoch:
+        derived.cut(mark.seq)
     miss(topic, mark.dest_seq)
     for first, last in mark.skipped:
         derived.skipped.add(first, last)

@@ -81,6 +81,14 @@ class SeqRanges:
         lasts[low:high] = array("Q", (last,))
         self._count += last - first + 1
 
+    def within(self, first: int, last: int) -> "SeqRanges":
+        """What lies from `first` to `last`."""
+        found = SeqRanges()
+        for low, high in self:
+            if low <= last and high >= first:
+                found.add(max(low, first), min(high, last))
+        return found
+
     def _count_of(self, low: int, high: int) -> int:
         return sum(self._lasts[low:high]) - sum(self._firsts[low:high]) + high - low
 

@@ -52,6 +52,7 @@ class ShardState:
         self.keys = 0  # remembered, of all topics
         self.keys_coming = 0  # of writes that wait for their sync
         self.now_ms = 0
+        self.boot = 0  # of the machine
         self.replaying = False
         self.keeps_spent = False  # until it is known which topics are sources of routers, each may be one
         self.damaged = False  # the log that is being replayed had a corrupt stretch
@@ -157,6 +158,7 @@ def decide_append(
 ) -> Appended:
     """The write, which has been sifted, as one event. Refuses before any seq is taken. `blocks` if they are rendered
     already."""
+    derivation.check_sure(topic)
     key = digest_key(request.key) if request.key is not None else b""
     if key or request.dedups:
         _check_keys(state, key_count(request))
@@ -356,6 +358,7 @@ def _apply_removed(state: ShardState, topic: Topic) -> Topic:
 def _apply_lost(state: ShardState, topic: Topic, event: RangeLost) -> Topic:
     if topic.derived is not None:
         _bridge(state, topic, event.first - 1)
+        topic.derived.give_up(event.first, event.last)
     topic.lose(event.first, event.last, event.reason)
     if topic.leases is not None:
         topic.leases.drop_range(event.first, event.last)

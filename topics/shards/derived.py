@@ -16,20 +16,26 @@ that has been retired changes anything.
 After a crash the seqs of copies that no checkpoint had are missing (topics/core/derivation.py). `attach` then asks for
 a stretch of the source, from one known position to the next; `fill` puts its copies where they were. What the source
 cannot show any more is a hole that readers are told of.
+
+After a loss of power nobody knows how many copies came behind the last position that is durable. The source makes all
+of them again (`redone`), also of what has died since. So that they come to the same seqs, what was passed over is
+durable here before copies of anything behind it are seen.
 """
 
 import logging
+from bisect import bisect_left, bisect_right
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
 import msgspec
 import trio
+from msgspec.structs import replace
 
 from topics.core import derivation
 from topics.core import state as core
 from topics.core.derivation import UNKNOWN, Derived, Mark, Position
-from topics.core.events import Appended, RangeLost
+from topics.core.events import Appended, Event, Marked, RangeLost
 from topics.core.forward import Copies, render
 from topics.core.ids import ids_of
 from topics.core.loss import SOURCE_TRIM
@@ -114,7 +120,8 @@ class Derivation:
             seq = max(seq, head.cursor)
         routers = {name: totals.get(name, 0) for name in head.routers}
         source = (head.source, head.source_id, head.epoch)
-        return Mark(topic.id, head.generation, *source, seq, dest_seq, topic.last_ts, routers)
+        boot = known.boot if known is not None and known.unsure else self._engine.state.boot
+        return Mark(topic.id, head.generation, *source, seq, dest_seq, topic.last_ts, routers, [], boot)
 
     async def _settled(self, topic: Topic) -> None:
         """Until no change of the topic itself is under way."""
@@ -136,6 +143,12 @@ class Derivation:
             derived.id_ts = await idtimes.newest(self._store, topic)
             if self._follows(topic, head) is not derived:
                 return {"again": True}
+        if head.skipped:
+            await self._note_skipped(topic, derived, head.skipped)
+            if self._follows(topic, head) is not derived:
+                return {"again": True}
+        if head.redone and derived.skipped:
+            copies = copies.pick([index for index, seq in enumerate(copies.seqs) if seq not in derived.skipped])
         count, to_seq = self._fitting(topic, copies), head.to_seq
         if count < len(copies):
             to_seq = copies.seqs[count] - 1
@@ -144,22 +157,51 @@ class Derivation:
         def taken() -> None:
             """In one step with the records, so that whoever looks at the topic sees both or neither."""
             derived.seq = to_seq
-            for first, last in head.skipped:
-                if first <= to_seq:
-                    derived.skip(first, min(last, to_seq))
             if count:
                 derived.dest_seq = topic.head_seq
             _count(derived, head.routers, copies.routers)
-            if head.skipped:
-                self._marks.write_one(topic)  # rare, and nobody else knows it
-            else:
-                self._marks.note(topic)
+            self._marks.note(topic)
 
         if count:
-            await wait_for(lambda done, fail: self._append(topic, copies, taken, done, fail))
+            await wait_for(lambda done, fail: self._append(topic, head.volatile, copies, taken, done, fail))
         else:
             taken()
-        return {"again": False, "seq": derived.seq, "dest_seq": derived.dest_seq, "totals": derived.totals}
+        if head.sure and derived.unsure:
+            await self._be_sure(topic, derived, volatile=head.volatile)
+        return _where(derived)
+
+    async def _note_skipped(self, topic: Topic, derived: Derived, skipped: Sequence[tuple[int, int]]) -> None:
+        """Until it is durable that these records of the source are passed over: nobody would know after a crash."""
+        mark = derived.mark(topic)
+        await self._logged(topic, derived, Marked([replace(mark, skipped=[*mark.skipped, *skipped])]))
+
+    async def _be_sure(self, topic: Topic, derived: Derived, *, volatile: bool) -> None:
+        """All copies that can be made again are here. A source that is itself not durable may have lost others, which
+        had seqs as well; none of them was above the ceiling."""
+        events: list[Event] = []
+        first, last = topic.next_seq, topic.ceiling
+        if volatile and topic.config.durability in ("disk", "fsync") and first <= last:
+            topic.next_seq = last + 1
+            events.append(RangeLost(topic.id, first, last, SOURCE_TRIM, 0))
+        mark = replace(derived.mark(topic), boot=self._engine.state.boot)
+        await self._logged(topic, derived, *events, Marked([mark]))
+        derived.unsure = False
+        self._engine.register.set(topic.cell, topic.head_seq)
+        self._engine.wake_readers(topic)
+
+    async def _logged(self, topic: Topic, derived: Derived, *events: Event) -> None:
+        """Until these events are durable and applied; no copies are taken meanwhile."""
+
+        def submit(done: Done, fail: Fail) -> None:
+            for event in events[:-1]:
+                self._engine.submit(topic, event, True, lambda _: None, lambda _: None)
+            self._engine.submit(topic, events[-1], True, done, fail)
+
+        derived.taking = True
+        try:
+            await wait_for(submit)
+        finally:
+            derived.taking = False
 
     def _follows(self, topic: Topic, head: TakeHead) -> Derived | None:
         """The topic's state, if the message is of now and goes on where the last one ended."""
@@ -193,7 +235,9 @@ class Derivation:
         blocks = render(copies, topic.next_seq, max(self._engine.now(), topic.last_ts), ids_of(topic, 0))
         return [size for block in blocks for size in block.sizes()]
 
-    def _append(self, topic: Topic, copies: Copies, taken: Callable[[], None], done: Done, fail: Fail) -> None:
+    def _append(
+        self, topic: Topic, volatile: bool, copies: Copies, taken: Callable[[], None], done: Done, fail: Fail
+    ) -> None:
         """As any append, but that the log is not told."""
         engine = self._engine
         ts = max(engine.now(), topic.last_ts)
@@ -203,7 +247,9 @@ class Derivation:
         engine.admit(0, topic, event)
         topic.next_seq = last_seq + 1
         derivation.note_id_time(topic, max(copies.times))
-        reserve = topic.config.durability == "disk" and engine.needs_reserve(topic, last_seq)
+        durability = topic.config.durability
+        reserves = durability == "disk" or (durability == "fsync" and volatile)
+        reserve = reserves and engine.needs_reserve(topic, last_seq)
         size = engine.pend(topic, event)
         assert topic.derived is not None
         topic.derived.taking = True
@@ -222,7 +268,8 @@ class Derivation:
         engine.in_turn(topic, finish, fail, after_sync=reserve and last_seq > topic.ceiling)
 
     async def trim(self, head: TrimHead) -> Answer:
-        """The source lost records before it could forward them. They take seqs, so that readers are told."""
+        """The source lost records before it could forward them. They take seqs, so that readers are told; both are
+        durable before anything comes behind them."""
         topic = self._find(head.dest, head.dest_id)
         await self._settled(topic)
         derived = self._follows(topic, head)
@@ -231,20 +278,12 @@ class Derivation:
         self._marks.write_one(topic)  # what follows is not a copy: copies end here
         first, last = topic.next_seq, topic.next_seq + head.missed - 1
         topic.next_seq = last + 1
-
-        def lost(_: object) -> None:
-            derived.seq, derived.dest_seq = head.to_seq, last
-            derived.skip(head.from_seq + 1, head.to_seq)
-            self._engine.register.set(topic.cell, last)
-            self._marks.write_one(topic)
-            over.set()
-            self._engine.wake_readers(topic)
-
-        over = trio.Event()
-        event = RangeLost(topic.id, first, last, SOURCE_TRIM, 0)
-        self._engine.submit(topic, event, True, lost, lambda _: over.set())
-        await over.wait()
-        return {"again": False, "seq": derived.seq, "dest_seq": derived.dest_seq, "totals": derived.totals}
+        skipped = [*derived.fresh, (head.from_seq + 1, head.to_seq)]
+        mark = replace(derived.mark(topic), seq=head.to_seq, dest_seq=last, skipped=skipped)
+        await self._logged(topic, derived, RangeLost(topic.id, first, last, SOURCE_TRIM, 0), Marked([mark]))
+        self._engine.register.set(topic.cell, last)
+        self._engine.wake_readers(topic)
+        return _where(derived)
 
     # --- copies that are made again -------------------------------------------------------------------------------
 
@@ -271,16 +310,19 @@ class Derivation:
         if target is not None and head.to_seq != target.seq:
             return
         copies = copies.pick([index for index, seq in enumerate(copies.seqs) if seq not in derived.skipped])
+        if target is None and derived.unsure:
+            _keep_together(topic, derived, copies)
         slots = derived.slots(target.dest_seq if target is not None else None)
         if target is not None:
-            copies, slots = _in_line(copies, slots, lambda lost: self._lose(topic, lost))
+            gaps = [gap for gap in head.gaps if derived.skipped.count_between(*gap) <= gap[1] - gap[0]]
+            copies, slots = _in_line(copies, slots, gaps, lambda lost: self._lose(topic, lost))
             through, to_seq = target.dest_seq, target.seq
         else:
             skipped = derived.skipped.count_between(head.from_seq + 1, head.from_seq + head.lost) if head.lost else 0
             lost, slots = slots[: head.lost - skipped], slots[head.lost - skipped :]
             self._lose(topic, lost)
             rest = slots[len(copies) :]
-            to_seq = head.to_seq if len(copies) <= len(slots) else copies.seqs[len(slots)] - 1
+            to_seq = _come_to(derived, head, copies, len(slots))
             copies, slots = copies.part(0, len(slots)), slots[: len(copies)]
             through = slots[-1] if slots else lost[-1] if lost else derived.missing[0][0] - 1
             if head.last:
@@ -316,9 +358,11 @@ class Derivation:
             self._engine.lose_range(topic, first, last, SOURCE_TRIM, lambda _: None)
 
 
-def _in_line(copies: Copies, slots: list[int], lose: Callable[[list[int]], None]) -> tuple[Copies, list[int]]:
-    """As many copies as slots. If the source has fewer, the oldest are lost; if it has more, some were deleted before
-    they were forwarded."""
+def _in_line(
+    copies: Copies, slots: list[int], gaps: Sequence[tuple[int, int]], lose: Callable[[list[int]], None]
+) -> tuple[Copies, list[int]]:
+    """As many copies as slots. If the source has fewer, those in its gaps are lost, and what lies between two gaps; if
+    it has more, some were deleted before they were forwarded."""
     excess = len(copies) - len(slots)
     if excess > 0:
         dropped = set([index for index, dead in enumerate(copies.dead) if dead][-excess:])
@@ -327,9 +371,30 @@ def _in_line(copies: Copies, slots: list[int], lose: Callable[[list[int]], None]
         kept = [index for index in range(len(copies)) if index not in dropped]
         copies = copies.pick(kept[len(kept) - len(slots) :])
     elif excess < 0:
-        lose(slots[:-excess])
-        slots = slots[-excess:]
+        low = bisect_left(copies.seqs, gaps[0][0]) if gaps else 0
+        high = bisect_right(copies.seqs, gaps[-1][1]) if gaps else 0
+        end = len(slots) - (len(copies) - high)
+        lose(slots[low:end])
+        copies, slots = copies.pick([*range(low), *range(high, len(copies))]), slots[:low] + slots[end:]
     return copies, slots
+
+
+def _keep_together(topic: Topic, derived: Derived, copies: Copies) -> None:
+    """Copies of one record came together: if some of their seqs are known, so are the others."""
+    known = len(derived.slots(None))
+    if 0 < known < len(copies):
+        last = copies.seqs[known - 1]
+        derivation.miss(topic, topic.head_seq + copies.seqs[known:].count(last))
+
+
+def _come_to(derived: Derived, head: FillHead, copies: Copies, slots: int) -> int:
+    """How far this message brings the topic. What no seq is left for, or perhaps had one that nobody knows of, is
+    looked at once more."""
+    if len(copies) > slots:
+        return copies.seqs[slots] - 1
+    if copies and (len(copies) == slots or (derived.unsure and head.last)):
+        return copies.seqs[-1]
+    return head.from_seq if derived.unsure and head.last else head.to_seq
 
 
 def _count(derived: Derived, names: Sequence[str], routers: Sequence[int]) -> None:
@@ -337,9 +402,19 @@ def _count(derived: Derived, names: Sequence[str], routers: Sequence[int]) -> No
         derived.totals[names[router]] = derived.totals.get(names[router], 0) + 1
 
 
+def _where(derived: Derived) -> dict[str, Any]:
+    return {
+        "again": False,
+        "seq": derived.seq,
+        "dest_seq": derived.dest_seq,
+        "totals": derived.totals,
+        "unsure": derived.unsure,
+    }
+
+
 def _standing(derived: Derived) -> Answer:
     """Where the topic stands, and which part of the source it wants to see again."""
-    answer = {"again": False, "seq": derived.seq, "dest_seq": derived.dest_seq, "totals": derived.totals}
+    answer = _where(derived)
     if not derived.missing:
         return answer | {"refill": False}
     target = derived.next_position()

@@ -17,6 +17,8 @@ import os
 from collections.abc import Sequence
 from typing import Protocol
 
+import xxhash
+
 Buffer = bytes | bytearray | memoryview
 
 
@@ -301,3 +303,8 @@ class RealFiles:
                 return file.read().strip()
         except OSError:
             return "unknown-boot"
+
+
+def boot_mark(files: Files) -> int:
+    """A number for this boot of the machine, never 0."""
+    return xxhash.xxh3_64_intdigest(files.boot_id().encode()) or 1

@@ -7,6 +7,10 @@ this worker waits.
 
 After a crash of the destination the worker is asked for stretches of the source again. It remembers where copies of
 the last messages ended up there, which helps to put them back in place.
+
+After a loss of power a destination may not know how many copies it had (`unsure`). Everything behind the last place
+that it knows is sent once more, also what has died since. What died before its turn came was never sent; the
+destination knows of it, since a worker does not get past it before that is durable at both ends.
 """
 
 import logging
@@ -62,8 +66,11 @@ class Route:
         self._selectors_of = (-1, False)
         self._definitions: list[Router] = []
         self._attached = False
+        self._attach_head = 0  # the source's, when the destination was last asked where it stands
         self._losses = 0  # of the connection to the destination's shard
         self._wish: Answer | None = None  # what the destination wants to see again
+        self._unsure = False  # whether it does not know how many copies it had
+        self._redo_through: int | None = None  # then, the head of the source when that was sure itself
         self._positions: deque[tuple[int, int]] = deque(maxlen=limits.FORWARD_POSITIONS)
         self._skipped: list[tuple[int, int]] = []  # records that were gone when their turn came, since `_acked`
         self._recent_skips: deque[tuple[int, int]] = deque(maxlen=limits.FORWARD_POSITIONS)
@@ -94,7 +101,7 @@ class Route:
     @property
     def is_agreed(self) -> bool:
         """Whether the destination wants to see nothing again, as far as is known here."""
-        return self._attached and self._wish is None
+        return self._attached and self._wish is None and not self._unsure
 
     @property
     def is_settled(self) -> bool:
@@ -196,6 +203,8 @@ class Route:
             return True
         if self._wish is not None:
             return await self._fill()
+        if self._unsure:
+            return await self._redo()
         topic = self._source
         self._engine.expire(topic)
         if topic.head_seq <= self.cursor or derivation.is_blocked(topic, self.cursor):
@@ -210,12 +219,22 @@ class Route:
             return True
         copies = collect(plan.windows, self._current_selectors())
         self._skipped += gaps_in(plan.windows, self.cursor, plan.next_from_seq)
+        if self._skipped:
+            await self._deaths_are_durable()
         if copies:
             self._take(await self._send("derived.take", plan.next_from_seq, copies))
         else:
             self._move_to(plan.next_from_seq)
             await self._tell_progress()
         return True
+
+    async def _deaths_are_durable(self) -> None:
+        """What is passed over must not come back to life."""
+        log = self._engine.log
+        if self._source.applied_lsn > log.durable_lsn:
+            synced = trio.Event()
+            log.when_synced(synced.set)
+            await synced.wait()
 
     async def _tell_progress(self) -> bool:
         """Tell the destination how far the router is if it had nothing to send for long: that is what counts later."""
@@ -260,6 +279,7 @@ class Route:
             "to_seq": to_seq,
             "routers": self._names,
             "skipped": self._skipped,
+            "volatile": self._source.config.durability in ("memory", "ephemeral"),
             **more,
         }
         self.sent_through = max(self.sent_through, to_seq)  # whether it is answered or not
@@ -270,12 +290,18 @@ class Route:
         if answer["again"]:
             self._detach()
             return
+        self._note_doubt(answer)
         self._acked = answer["seq"]
         self._recent_skips.extend(self._skipped)
         self._skipped = []
         self._count(answer)
         self._positions.append((answer["seq"], answer["dest_seq"]))
         self._move_to(self._acked)
+
+    def _note_doubt(self, answer: Answer) -> None:
+        self._unsure = answer["unsure"]
+        if not self._unsure:
+            self._redo_through = None
 
     def _count(self, answer: Answer) -> None:
         """A destination that crashed may have forgotten the last ones."""
@@ -286,6 +312,7 @@ class Route:
 
     async def _attach(self) -> None:
         source = self._source
+        self._attach_head = source.head_seq
         head = {
             "dest": self._dest,
             "dest_id": self.dest_id,
@@ -294,7 +321,7 @@ class Route:
             "source": source.name,
             "source_id": source.id,
             "epoch": source.epoch,
-            "source_head": source.head_seq,
+            "source_head": self._attach_head,
             "start": self._start,
             "cursor": self.cursor,
             "positions": list(self._positions),
@@ -307,6 +334,7 @@ class Route:
 
     def _settle_on(self, answer: Answer) -> None:
         self._wish = answer if answer["refill"] else None
+        self._note_doubt(answer)
         self._count(answer)
         self._skipped = []
         if self._wish is None:
@@ -315,7 +343,15 @@ class Route:
 
     def _gives_up(self) -> bool:
         """In a cycle two topics may wait for one another; then what is missing here is lost there."""
-        return self._waited and any(router.definition.allow_cycle for router in self._definitions)
+        return self._waited and self._is_cyclic
+
+    @property
+    def _source_is_unsure(self) -> bool:
+        return self._source.derived is not None and self._source.derived.unsure
+
+    @property
+    def _is_cyclic(self) -> bool:
+        return any(router.definition.allow_cycle for router in self._definitions)
 
     async def _wait_a_while(self) -> None:
         with trio.move_on_after(limits.REFILL_WAIT_MS / 1000):
@@ -328,28 +364,55 @@ class Route:
         assert self._wish is not None
         from_seq, to_seq = self._wish["from_seq"], self._wish["to_seq"]
         topic = self._source
-        last = topic.head_seq
-        if derivation.is_missing(topic, from_seq, to_seq or last) and not self._gives_up():
+        last = self._attach_head if topic.derived is None else topic.head_seq
+        in_doubt = self._source_is_unsure or derivation.is_missing(topic, from_seq, to_seq or last)
+        if in_doubt and not self._gives_up():
             await self._wait_a_while()
             return True
-        plan, lost = _stretch(topic, from_seq, min(to_seq, last) if to_seq else last, whole=bool(to_seq))
+        plan, lost = _stretch(topic, from_seq, min(to_seq, topic.head_seq) if to_seq else last, whole=bool(to_seq))
         if not await self._load(plan):
             return True
         copies = collect_all(plan.windows, self._current_selectors())
         end = to_seq or plan.next_from_seq
         self._acked = from_seq
         at_end = not to_seq and plan.next_from_seq >= last
-        answer = await self._send("derived.fill", end, copies, lost=lost, last=at_end)
+        gaps = _not_shown(plan.windows, from_seq, end)
+        answer = await self._send("derived.fill", end, copies, lost=lost, gaps=gaps, last=at_end)
         if answer["again"]:
             self._detach()
         else:
             self._settle_on(answer)
         return True
 
+    async def _redo(self) -> bool:
+        """Forward what may have been forwarded before the power failed, in the same order, dead or alive."""
+        topic = self._source
+        self._engine.expire(topic)
+        in_doubt = self._source_is_unsure and not self._is_cyclic
+        if self._redo_through is None and not in_doubt:
+            self._redo_through = topic.head_seq
+        through = self._redo_through if self._redo_through is not None else topic.head_seq
+        if self.cursor >= through:
+            if in_doubt:
+                return False  # it gets more itself
+            self._take(await self._send("derived.take", self.cursor, Copies(), sure=True))
+            return True
+        if derivation.is_missing(topic, self.cursor, through) and not self._gives_up():
+            await self._wait_a_while()
+            return True
+        plan, lost = _stretch(topic, self.cursor, through, whole=False)
+        if lost:
+            # Nobody knows which of them were forwarded: there is room for the copies of all.
+            self._take(await self._send("derived.trim", self.cursor + lost, missed=lost * len(self._names)))
+        elif await self._load(plan):
+            copies = collect_all(plan.windows, self._current_selectors())
+            self._take(await self._send("derived.take", plan.next_from_seq, copies, redone=True))
+        return True
+
 
 def _stretch(topic: Topic, from_seq: int, through: int, *, whole: bool) -> tuple[Plan, int]:
-    """Every record that can still be shown, dead or not: all of them, or as many as go into one message; and how many
-    seqs at the beginning cannot be shown."""
+    """Every record that can still be shown, dead or not: all of them, or those of one message up to the first that
+    cannot be shown; and how many seqs at the beginning cannot."""
     windows: list[Window] = []
     lost, at = 0, from_seq
     for chunk, dead in _dead_or_alive(topic, from_seq):
@@ -357,16 +420,29 @@ def _stretch(topic: Topic, from_seq: int, through: int, *, whole: bool) -> tuple
             continue
         if chunk.first_seq > through or (windows and not whole and at - from_seq >= limits.FORWARD_RECORDS):
             break
+        if windows and not whole and chunk.first_seq > at + 1:
+            break
         if not windows:
             lost = max(0, chunk.first_seq - from_seq - 1)
         low, high = max(0, at + 1 - chunk.first_seq), min(len(chunk), through + 1 - chunk.first_seq)
         windows.append(Window(chunk.block, dead, low, high, chunk))
         at = chunk.first_seq + high - 1
-    else:
-        at = through
     if not windows:
-        lost = through - from_seq
+        lost, at = through - from_seq, through
+    elif whole:
+        at = through
     return Plan(windows, None, at, topic.head_seq, 0, 0), lost
+
+
+def _not_shown(windows: list[Window], after: int, through: int) -> list[tuple[int, int]]:
+    """Ranges of seqs above `after` that no window has."""
+    gaps, at = [], after + 1
+    for window in windows:
+        first = window.chunk.first_seq + window.low
+        if first > at:
+            gaps.append((at, first - 1))
+        at = window.chunk.first_seq + window.high
+    return [*gaps, (at, through)] if at <= through else gaps
 
 
 def _dead_or_alive(topic: Topic, from_seq: int) -> Iterator[tuple[Chunk, int]]:

@@ -153,6 +153,7 @@ class StoreHead(msgspec.Struct, frozen=True):
 class UnlinkHead(StoreHead, frozen=True):
     names: tuple[str, ...] = ()
     generation: Count = 0
+    source_gone: bool = False
 
 
 class AttachDerivedHead(msgspec.Struct, frozen=True):
@@ -178,6 +179,9 @@ class TakeHead(msgspec.Struct, frozen=True):
     to_seq: Count  # and up to this
     routers: tuple[str, ...]
     skipped: tuple[tuple[Count, Count], ...] = ()  # ranges in between that were gone when their turn came
+    redone: bool = False  # they may have been here before the power failed; dead ones are among them
+    sure: bool = False  # all that may have been here is here again
+    volatile: bool = False  # the source may lose what it has forwarded
 
 
 class TrimHead(TakeHead, frozen=True):
@@ -186,6 +190,7 @@ class TrimHead(TakeHead, frozen=True):
 
 class FillHead(TakeHead, frozen=True):
     lost: int = 0  # seqs at the beginning that the source cannot show
+    gaps: tuple[tuple[Count, Count], ...] = ()  # all such ranges
     last: bool = False  # the source has no more
 
 

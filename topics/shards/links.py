@@ -102,6 +102,9 @@ class Links:
 
     async def unlink(self, head: UnlinkHead) -> None:
         """Until it is durable, and so is all that came over it. A link of a later generation stays."""
+        dest = self._engine.state.by_id.get(head.dest_id)
+        if head.source_gone and dest is not None and dest.derived is not None:
+            dest.derived.unsure = False  # the source went when everything was stored, and sure
         await self.store(head)
         found = {name: self._links[name] for name in head.names if name in self._links}
         await self.forget([name for name, link in found.items() if link.generation <= head.generation])
@@ -121,7 +124,7 @@ class Links:
         topic = self._engine.state.by_id.get(head.dest_id)
         if topic is None or topic.removing or topic.derived is None or topic.config.durability == "ephemeral":
             return
-        if topic.derived.missing or not await self.stored(topic):
+        if topic.derived.missing or topic.derived.unsure or not await self.stored(topic):
             message = f'copies in topic "{topic.name}" cannot be stored yet; retry in a moment'
             raise TopicsError(errors.NOT_READY, message, {"topic": topic.name, "retry_after_ms": 500})
 

@@ -9,7 +9,6 @@ from topics import limits
 from topics.core import state as core
 from topics.core.derivation import Mark
 from topics.core.events import Marked
-from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.shards.engine import Engine
 from topics.shards.waiting import wait_for
@@ -53,8 +52,8 @@ class Marks:
         core.apply(engine.state, event, engine.log.put(event))
         for topic in ready:
             engine.note_change(topic, topic.count, topic.bytes)
-            if topic.derived is not None and not topic.derived.missing:
-                topic.derived.skipped = SeqRanges()  # only a replay needs it
+            if topic.derived is not None:
+                topic.derived.forget_skipped()
 
     def write_one(self, topic: Topic) -> None:
         """Before something is logged that a replay can only understand if it knows the head."""

@@ -9,8 +9,6 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable
 
-import xxhash
-
 from topics import limits
 from topics.clock import Clock
 from topics.core import derivation, lifetimes
@@ -24,7 +22,7 @@ from topics.limits import Limits
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.cold import ColdTier, read_cold_index
 from topics.shards.engine import Engine
-from topics.shards.files import Files, Register
+from topics.shards.files import Files, Register, boot_mark
 from topics.shards.slots import UsedSlots
 from topics.shards.snapshot import SnapshotState
 from topics.shards.store import Store
@@ -69,7 +67,8 @@ def recover(
     _remove_litter(files, snap)
 
     register = files.map_register(REGISTER, state.next_cell + REGISTER_SPARE)
-    trusted = register.get(0) == _boot_mark(files)
+    state.boot = boot_mark(files)
+    trusted = register.get(0) == state.boot
     idle = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
     losses = list(_find_losses(state, register, trusted=trusted, idle=idle, damaged=bool(report.damage)))
     used = UsedSlots(files)
@@ -334,6 +333,8 @@ def _find_losses(
         last = known
         if not trusted and durability == "disk" and not idle:
             last = topic.ceiling
+        else:
+            derivation.doubt(topic, state.boot)
         fresh_epoch = 0
         if not trusted and durability in ("memory", "ephemeral"):  # the head may have gone back
             fresh_epoch = state.next_epoch
@@ -383,11 +384,7 @@ def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[R
     state.free_cells = [cell for cell in range(1, state.next_cell) if cell not in used]
     for topic in state.by_id.values():
         engine.register.set(topic.cell, topic.head_seq)
-    engine.register.set(0, _boot_mark(store.files))  # last: a mark over stale cells would make them believed
-
-
-def _boot_mark(files: Files) -> int:
-    return xxhash.xxh3_64_intdigest(files.boot_id().encode()) or 1
+    engine.register.set(0, state.boot)  # last: a mark over stale cells would make them believed
 
 
 def _remove_litter(files: Files, snap: SnapshotState) -> None:

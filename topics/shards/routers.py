@@ -359,10 +359,11 @@ class Routers:
         reply = await peer.call("derived.link", head, deadline_ms=limits.CALL_DEADLINE_MS)
         return int(reply.head["dest_id"])
 
-    async def _unlink(self, names: list[str], router: Router) -> None:
+    async def _unlink(self, names: list[str], router: Router, *, source_gone: bool = False) -> None:
         """Until the destination has stored its copies and takes nothing more from these routers."""
         dest = router.definition.dest
         head = {"names": names, "generation": router.generation, "dest": dest, "dest_id": router.dest_id}
+        head["source_gone"] = source_gone
         peer = self.peers.owner_of(dest)
         if peer is None:
             await self.links.unlink(read_head(head, UnlinkHead))
@@ -381,7 +382,7 @@ class Routers:
 
     async def _try_unlink(self, name: str, router: Router) -> None:
         try:
-            await self._unlink([name], router)
+            await self._unlink([name], router, source_gone=True)
         except TopicsError as error:  # a link to nothing is in nobody's way
             log.warning("the link of router %s stays: %s", name, error)
 

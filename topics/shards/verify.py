@@ -10,14 +10,13 @@ import struct
 from collections.abc import Generator, Iterator
 
 import msgpack
-import xxhash
 
 from topics.core.chunk import DataFile
 from topics.core.names import is_hidden_name
 from topics.ids import SLOTS, slot_of
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.cold import ID_PATH, OWNER_PATH
-from topics.shards.files import Files
+from topics.shards.files import Files, boot_mark
 from topics.shards.findings import (
     CORRUPT,
     MISSING,
@@ -218,8 +217,7 @@ def _check_register(files: Files, topics: dict[int, KnownTopic], damaged: bool, 
     if len(data) % _CELL.size:
         what = f"{len(data)} bytes are no whole number of cells"
         yield Finding(CORRUPT, REGISTER, None, None, what, "The next start takes the cells that are whole.")
-    mark = xxhash.xxh3_64_intdigest(files.boot_id().encode()) or 1
-    if len(data) < _CELL.size or _CELL.unpack_from(data)[0] != mark:
+    if len(data) < _CELL.size or _CELL.unpack_from(data)[0] != boot_mark(files):
         return  # of another boot, or another machine: nobody believes it
     for topic in topics.values():
         at = topic.cell * _CELL.size

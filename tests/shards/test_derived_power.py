@@ -1,0 +1,198 @@
+"""Copies over a loss of power: what readers of a destination saw at a seq comes back there, or is told; no seq shows
+another record. Random histories; a failure names its seed."""
+
+import os
+import random
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio.testing
+
+from tests.shards.derived_bench import Bench, Wire
+from topics.core.match import TagMatch
+from topics.core.routes import Definition
+from topics.ids import SLOTS, slot_of
+from topics.shards.peers import Peers
+
+DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
+TAGS = (TagMatch("Eq", "t"), TagMatch("Eq", "u"), None, None)
+
+
+class Machine:
+    """A source and its destination, in one shard or in two that lose power together."""
+
+    def __init__(self, shards, seed=1):
+        self.source = Bench(seed)
+        self.dest = self.source if shards == 1 else Bench(seed + 1)
+        self.dice = self.source.dice
+
+    @asynccontextmanager
+    async def life(self):
+        if self.source is self.dest:
+            async with self.source.life():
+                yield
+            return
+        slots = [0] * SLOTS
+        slots[slot_of("d")] = 1
+        to_source, to_dest = Wire(self.source), Wire(self.dest)
+        async with self.dest.life(Peers(1, slots, {0: to_source})), self.source.life(Peers(0, slots, {1: to_dest})):
+            yield
+
+    async def settle(self):
+        await self.source.settle()
+        self.dest.sync()
+
+    def crash(self, power_loss=True):
+        for bench in {self.source, self.dest}:
+            bench.files = bench.files.crash(self.dice.randrange(1 << 30), power_loss=power_loss)
+
+
+async def lose(machine, how):
+    """All that is in the source, which then has one more record."""
+    source = machine.source
+    if how in ("delete", "ack"):
+        source.delete("s", set(source.read("s")[0]))
+    elif how == "before":
+        source.delete_before("s", source.engine.state.topics["s"].head_seq + 1)
+    elif how == "tighten":
+        await source.put_topic("s", cap_records=1)
+    elif how == "ttl":
+        source.clock.advance(5000)
+    source.append("s", 1)
+    source.sync()
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "delete": {},
+    "before": {},
+    "ack": {"type": "queue"},
+    "cap": {"cap_records": 1},
+    "tighten": {},
+    "ttl": {"ttl_ms": 1000},
+}
+
+
+@pytest.mark.parametrize("how", CONFIGS)
+@pytest.mark.parametrize("dest", ["fsync", "disk", "memory"])
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_copies_of_what_is_gone_come_back_to_their_seqs(how, dest, shards, autojump_clock):
+    machine = Machine(shards)
+    async with machine.life():
+        await machine.source.put_topic("s", durability="fsync", **CONFIGS[how])
+        await machine.dest.put_topic("d", durability=dest)
+        await machine.source.put_router("r", Definition("s", "d"))
+        for _ in range(3):
+            machine.source.append("s", 1)
+            await machine.settle()
+        await lose(machine, how)
+        await machine.settle()
+        shown, gaps = machine.dest.read("d")
+        assert list(shown.values()) == ["s0", "s1", "s2", "s3"]
+        assert not gaps
+    machine.crash()
+    async with machine.life():
+        await machine.settle()
+        assert machine.dest.read("d")[0] == shown
+        machine.crash(power_loss=False)
+    async with machine.life():
+        await machine.settle()
+        assert machine.dest.read("d")[0] == shown
+
+
+class History:
+    """Random steps, and all that was ever to be seen in the destination."""
+
+    def __init__(self, seed):
+        self.seed = seed
+        self.dice = random.Random(seed)
+        self.machine = Machine(self.dice.choice((1, 2)), seed)
+        self.source, self.dest = self.machine.source, self.machine.dest
+        self.source_class = self.dice.choice(("fsync", "disk", "fsync", "disk", "memory", "ephemeral"))
+        self.dest_class = self.dice.choice(("fsync", "fsync", "disk", "memory"))
+        self.shown = {}
+        self.deleted = set()
+
+    async def begin(self):
+        dice = self.dice
+        lifetimes = dice.choice(({}, {}, {"cap_records": 8}, {"ttl_ms": 1000}))
+        await self.source.put_topic("s", durability=self.source_class, **lifetimes)
+        await self.dest.put_topic("d", durability=self.dest_class)
+        self.source.append("s", 2, "t")
+        for name in ("r", "q") if dice.random() < 0.3 else ("r",):
+            await self.source.put_router(name, Definition("s", "d", filter=dice.choice(TAGS)))
+        await self.machine.settle()
+
+    async def steps(self):
+        dice = self.dice
+        for _ in range(dice.randrange(1, 14)):
+            self.step(dice.randrange(12))
+            for bench in (self.source, self.dest):
+                bench.held = dice.random() < 0.4
+                bench.kick.set()
+            if dice.random() < 0.7:
+                await trio.testing.wait_all_tasks_blocked()
+            self.look()
+
+    def step(self, what):
+        dice, source, dest = self.dice, self.source, self.dest
+        if what < 5:
+            source.append("s", dice.choice((1, 1, 3, 20)), dice.choice(("t", "u")))
+        elif what == 5:
+            dest.append("d", dice.choice((1, 2)))
+        elif what in (6, 7, 8):
+            self.delete(source, "s")
+        elif what == 9:
+            self.deleted |= self.delete(dest, "d")
+        elif what == 10:
+            dice.choice((source, dest)).checkpoint([])
+        else:
+            source.clock.advance(dice.choice((10, 2000)))
+
+    def delete(self, bench, topic):
+        live = list(bench.read(topic)[0])
+        seqs = set(self.dice.sample(live, min(len(live), 2))) if self.dice.random() < 0.5 else set(live[-2:])
+        if seqs:
+            bench.delete(topic, seqs)
+        return seqs
+
+    def look(self):
+        derived = self.dest.engine.state.topics["d"].derived
+        assert derived is not None
+        if not derived.missing:
+            self.check(self.dest.read("d")[0])
+
+    def check(self, records):
+        for seq, data in records.items():
+            assert self.shown.setdefault(seq, data) == data, (self.seed, seq, data, self.shown[seq])
+
+    def verify(self):
+        records, gaps = self.dest.read("d")
+        if self.dest_class == "memory" and self.source_class in ("memory", "ephemeral"):
+            self.shown = {}  # it may begin anew, in an epoch of its own
+        self.check(records)
+        copies = [int(data[1:]) for data in records.values() if data.startswith("s")]
+        assert copies == sorted(copies), (self.seed, "out of order")
+        told = {seq for first, last, *_ in gaps for seq in range(first, last + 1)}
+        lost = self.shown.keys() - records.keys() - told - self.deleted
+        assert not lost, (self.seed, "not told", {seq: self.shown[seq] for seq in lost}, gaps)
+        if self.source_class == "fsync":
+            assert not {self.shown.get(seq, "d")[0] for seq in told - self.deleted} & {"s"}, (
+                self.seed,
+                "could be made again",
+                gaps,
+            )
+
+
+@pytest.mark.parametrize("seed", range(150 * DEPTH))
+async def test_no_seq_shows_another_record(seed, autojump_clock):
+    history = History(seed)
+    async with history.machine.life():
+        await history.begin()
+        await history.steps()
+    for _ in range(4):
+        history.machine.crash(power_loss=history.dice.random() < 0.7)
+        async with history.machine.life():
+            await history.machine.settle()
+            history.verify()
+            await history.steps()
