@@ -208,6 +208,7 @@ SETTLE_MS = 50  # a read waits this long at most for copies of what was there wh
 STORE_WAIT_MS = 5_000  # before a checkpoint, for destinations on other shards to store copies of what is dead
 RETIRE_WAIT_MS = 250  # and the removal of a router, for copies of what was committed before it
 REFILL_WAIT_MS = 2_000  # and this long for copies that are made again after a crash
+DOUBT_MS = 1_000  # a topic whose copies are to come again asks this often whether its router is still there
 DERIVED_HOPS_MAX = 16  # topics along a chain that a read waits for
 
 # --- the board ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import trio.testing
 from tests.shards.derived_bench import Bench, Wire
 from topics.core.match import TagMatch
 from topics.core.routes import Definition
+from topics.errors import TopicsError
 from topics.ids import SLOTS, slot_of
 from topics.shards.peers import Peers
 
@@ -33,11 +34,13 @@ class Machine:
             async with self.source.life():
                 yield
             return
+        async with self.dest.life(self.peers(1)), self.source.life(self.peers(0)):
+            yield
+
+    def peers(self, index):
         slots = [0] * SLOTS
         slots[slot_of("d")] = 1
-        to_source, to_dest = Wire(self.source), Wire(self.dest)
-        async with self.dest.life(Peers(1, slots, {0: to_source})), self.source.life(Peers(0, slots, {1: to_dest})):
-            yield
+        return Peers(index, slots, {1 - index: Wire(self.source if index else self.dest)})
 
     async def settle(self):
         await self.source.settle()
@@ -98,6 +101,55 @@ async def test_copies_of_what_is_gone_come_back_to_their_seqs(how, dest, shards,
     async with machine.life():
         await machine.settle()
         assert machine.dest.read("d")[0] == shown
+
+
+async def test_a_destination_takes_writes_when_all_copies_are_back(autojump_clock):
+    """Or a direct write would get the seq of a copy."""
+    machine = Machine(2)
+    async with machine.life():
+        await machine.source.put_topic("s", durability="fsync")
+        await machine.dest.put_topic("d", durability="fsync")
+        await machine.source.put_router("r", Definition("s", "d"))
+        machine.source.append("s", 2)
+        await machine.settle()
+        shown = machine.dest.read("d")[0]
+    machine.crash()
+    for _ in range(2):
+        async with machine.dest.life(machine.peers(1)):  # the source is still down
+            await trio.sleep(5)
+            with pytest.raises(TopicsError, match="are being made again"):
+                machine.dest.append("d", 1)
+        machine.dest.files = machine.dest.files.crash(1, power_loss=False)  # which is no reason to be sure
+    async with machine.life():
+        await machine.settle()
+        machine.dest.append("d", 1)
+        await machine.settle()
+        records = machine.dest.read("d")[0]
+        assert [seq for seq, data in records.items() if data.startswith("d")] == [3]
+        assert records.items() > shown.items()
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_a_destination_does_not_wait_for_a_router_that_is_gone(shards, autojump_clock):
+    """A crash may leave the link of one."""
+    machine = Machine(shards)
+    async with machine.life():
+        await machine.source.put_topic("s", durability="fsync")
+        await machine.dest.put_topic("d", durability="fsync")
+        await machine.source.put_router("r", Definition("s", "d"))
+        machine.source.append("s", 2)
+        await machine.settle()
+        machine.dest.checkpoint([])
+        await machine.source.routers._forget(["r"])
+    machine.crash()
+    async with machine.life():
+        with pytest.raises(TopicsError, match="are being made again"):
+            machine.dest.append("d", 1)
+        await trio.sleep(5)
+        machine.dest.append("d", 1)
+        await machine.settle()
+        assert list(machine.dest.read("d")[0].values())[:2] == ["s0", "s1"]
+        assert len(machine.dest.read("d")[0]) == 3
 
 
 class History:

@@ -175,6 +175,11 @@ class Derivation:
         mark = derived.mark(topic)
         await self._logged(topic, derived, Marked([replace(mark, skipped=[*mark.skipped, *skipped])]))
 
+    async def give_up(self, topic: Topic) -> None:
+        """No source makes copies for this topic again."""
+        if topic.derived is not None and topic.derived.unsure and not topic.derived.taking:
+            await self._be_sure(topic, topic.derived, volatile=True)
+
     async def _be_sure(self, topic: Topic, derived: Derived, *, volatile: bool) -> None:
         """All copies that can be made again are here. A source that is itself not durable may have lost others, which
         had seqs as well; none of them was above the ceiling."""

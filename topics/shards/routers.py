@@ -39,6 +39,7 @@ from topics.rpc.calls import Call, Handler
 from topics.shards.book import Book
 from topics.shards.derived import METHODS as DERIVED_METHODS
 from topics.shards.derived import Derivation
+from topics.shards.doubts import Doubts
 from topics.shards.forwarding import Route
 from topics.shards.heads import (
     AttachDerivedHead,
@@ -148,6 +149,8 @@ class Routers:
             for edge in [(source, dest) for source, dests in self._pairs.items() for dest in dests]:
                 self._refresh(edge)
             nursery.start_soon(self._mend)
+            doubts = Doubts(self._derivation, self.links, self.peers, self._routers.__contains__)
+            nursery.start_soon(doubts.run, list(self.engine.state.topics.values()))
 
     async def _mend(self) -> None:
         """Routers whose source went in a crash."""
