@@ -18,6 +18,7 @@ import logging
 import secrets
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Protocol
 
 import trio
 
@@ -49,7 +50,12 @@ log = logging.getLogger(__name__)
 METHODS = ("claim", "ack", "nack", "extend", "work", "redrive", "copy")
 NONCE_BITS, COUNTER_BITS = 30, 33  # a number has to fit into 64 bits
 SWEEP_MIN = 64
-Perf = Callable[..., dict[str, float]]
+
+
+class Perf(Protocol):
+    """What a wait for the log was spent on, as `performance` tells it."""
+
+    def __call__(self, waited_us: int, *, synced: bool) -> dict[str, float]: ...
 
 
 class Queues:
@@ -69,7 +75,7 @@ class Queues:
         self._sweep_at = SWEEP_MIN
         self._next_number = secrets.randbits(NONCE_BITS) << COUNTER_BITS | 1
         self._next_owner = 1
-        self._perf: Perf = lambda waited_ms, synced: {}
+        self._perf: Perf = lambda waited_us, *, synced: {}
         self._check_open: Callable[[], None] = lambda: None
 
     def open(self, reader: BlockReader, perf: Perf, check_open: Callable[[], None]) -> None:
@@ -172,8 +178,8 @@ class Queues:
         held, skipped = _split(queue, request)
 
         def answer(synced: bool) -> None:
-            waited_ms = (self.engine.clock.monotonic_ns() - started) / 1e6
-            perf = self._perf(waited_ms, synced=synced)
+            waited_us = (self.engine.clock.monotonic_ns() - started) // 1000
+            perf = self._perf(waited_us, synced=synced)
             queue.in_order(lambda: self._tell(call, queue, b"acked", len(held), skipped, perf))
 
         if not held:
