@@ -10,6 +10,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from tests.api.events import WAIT_S, eventually
+from tests.api.instance import envelope
 from tests.api.sockets import Socket
 from topics.testing.server import Server
 
@@ -75,6 +76,14 @@ class TestOpening:
 
     def test_a_plain_get_is_told_to_upgrade(self, http):
         assert http.get("/v0/ws").status_code == 426
+
+    @pytest.mark.parametrize(("version", "key", "status"), [("8", "x", 426), ("", "x", 426), ("13", "", 400)])
+    def test_an_incomplete_handshake_is_refused_in_the_envelope(self, http, version, key, status):
+        upgrade = {"connection": "upgrade", "upgrade": "websocket"}
+        upgrade |= {"sec-websocket-version": version, "sec-websocket-key": key}
+        answer = http.get("/v0/ws", headers={name: value for name, value in upgrade.items() if value})
+        envelope(answer, status, "invalid_request")
+        assert answer.headers.get("sec-websocket-version") == ("13" if status == 426 else None)
 
 
 class TestSubscribe:

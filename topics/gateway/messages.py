@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 JSON = b"application/json"
+WEBSOCKET_VERSION = b"13"
 
 
 class ClientGone(Exception):

@@ -16,7 +16,7 @@ from time import perf_counter_ns
 import httptools
 
 from topics import limits
-from topics.gateway.messages import Refusal
+from topics.gateway.messages import WEBSOCKET_VERSION, Refusal
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HANDED_OVER = ("websocket", "h2c")
@@ -115,12 +115,16 @@ class RequestParser:
 
     def _upgrade(self, rest: bytes) -> None:
         request = self._now
-        wanted = dict(request.headers).get(b"upgrade", b"").strip().lower().decode("latin-1")
+        headers = dict(request.headers)
+        wanted = headers.get(b"upgrade", b"").strip().lower().decode("latin-1")
         has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in request.headers)
         if request.method == "CONNECT":
             request.refusal = Refusal(400, "CONNECT is not supported")
         elif wanted in HANDED_OVER and request.method == "GET" and not has_body and request.http11:
-            request.upgrade, self.rest = wanted, rest
+            if wanted == "websocket":
+                request.refusal = request.refusal or _check_handshake(headers)
+            if request.refusal is None:
+                request.upgrade, self.rest = wanted, rest
         elif request.refusal is None:
             # An upgrade that is not offered here is ignored: the same request once more, without it.
             self.queue.pop()
@@ -174,6 +178,15 @@ def _not_http(error: Exception) -> Refusal:
 
 def _head_too_large() -> Refusal:
     return Refusal(431, f"the request's head is too large; the limit is {limits.HTTP_HEAD_BYTES} bytes")
+
+
+def _check_handshake(headers: dict[bytes, bytes]) -> Refusal | None:
+    """Hypercorn would refuse these as well, but with an empty body."""
+    if headers.get(b"sec-websocket-version", b"").strip() != WEBSOCKET_VERSION:
+        return Refusal(426, f"of WebSocket only version {WEBSOCKET_VERSION.decode()} is supported")
+    if not headers.get(b"sec-websocket-key", b"").strip():
+        return Refusal(400, "a WebSocket begins with a Sec-WebSocket-Key")
+    return None
 
 
 def _check_head(request: Incoming, version: str) -> Refusal | None:

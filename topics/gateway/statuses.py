@@ -14,7 +14,7 @@ import msgspec
 
 from topics import errors
 from topics.errors import TopicsError
-from topics.gateway.messages import Refusal, Response
+from topics.gateway.messages import WEBSOCKET_VERSION, Refusal, Response
 
 STATUS: Mapping[str, int] = {
     errors.INVALID_REQUEST: 400,
@@ -64,6 +64,8 @@ def _headers(error: TopicsError) -> tuple[tuple[bytes, bytes], ...]:
         return ((b"allow", ", ".join(error.detail.get("allow", ())).encode()),)
     if error.code == errors.UNAUTHORIZED:
         return ((b"www-authenticate", b"Bearer"),)
+    if isinstance(error, Refusal) and error.status == 426:
+        return ((b"sec-websocket-version", WEBSOCKET_VERSION),)
     if error.code in RETRY:
         wait_ms = error.detail.get("retry_after_ms", RETRY_AFTER_MS)
         return ((b"retry-after", b"%d" % max(1, -(-int(wait_ms) // 1000))),)
