@@ -10,6 +10,7 @@ import pytest
 from tests.supervisor.server_process import STANDIN, ServerProcess, alive, wait_until
 from topics.board import Board
 from topics.errors import TopicsError
+from topics.supervisor.policy import FAILURES_MAX
 
 
 @pytest.fixture
@@ -35,6 +36,20 @@ def test_a_killed_shard_comes_back_and_the_others_are_not_disturbed(server):
     assert (known["phase"], known["not_ready"]) == ("READY", [])
     assert "shard-1 was killed by SIGKILL; starting it again in 0 ms" in server.text()
     assert server.stop() == 0
+
+
+def test_a_shard_that_is_killed_at_every_start_comes_back_once_it_is_left_alone(server):
+    pid = 0
+
+    def started() -> int:
+        now: int = server.child("shard", 1)["pid"] or 0
+        return now if now != pid else 0
+
+    for _ in range(FAILURES_MAX + 2):
+        pid = wait_until(started, "the next start")
+        kill(pid)
+    server.wait_back("shard", 1, pid)
+    server.ask_shard(1, "put", b"{}", topic="x")
 
 
 def test_connections_wait_while_a_gateway_restarts(server):

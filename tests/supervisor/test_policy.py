@@ -28,7 +28,7 @@ def live(count, *, ready, lasted_ms=50, exit_status=KILLED):
     for _ in range(count):
         started = now
         now += lasted_ms
-        history.append(Life(started, started if ready else None, now))
+        history.append(Life(started, started if ready else None, now, exit_status == KILLED))
         actions.append(next_action(history, exit_status, now))
         if isinstance(actions[-1], GiveUp):
             break
@@ -65,6 +65,20 @@ def test_a_child_that_never_gets_ready_waits_longer_each_time_and_is_given_up():
     assert "ended with status 1" in actions[-1].reason
 
 
+def test_a_child_that_others_kill_before_it_is_ready_is_never_given_up_and_never_slow():
+    delays = [action.delay_ms for action in live(50, ready=False)]
+    assert delays[:5] == [0, 100, 200, 400, 800]
+    assert delays[5:] == [READY_DELAY_MAX_MS] * 45
+
+
+def test_being_killed_neither_counts_as_a_failure_nor_makes_one_forgotten():
+    failed, killed = Life(0, None, 1), Life(0, None, 1, killed=True)
+    history = [failed, killed] * (FAILURES_MAX - 1)
+    assert isinstance(next_action(history, KILLED, 1), Restart)
+    assert isinstance(next_action([*history, failed], 1, 1), GiveUp)
+    assert isinstance(next_action([*history, failed, killed], KILLED, 1), Restart)
+
+
 def test_a_storage_failure_is_never_given_up():
     actions = live(50, ready=False, exit_status=EXIT_STORAGE)
     assert len(actions) == 50
@@ -94,7 +108,7 @@ def test_a_late_decision_does_not_wait_twice():
 def test_a_delay_is_always_bounded(lives, status):
     now, history = 0, []
     for lasted_ms, ready in lives:
-        history.append(Life(now, now if ready else None, now + lasted_ms))
+        history.append(Life(now, now if ready else None, now + lasted_ms, status == KILLED))
         now += lasted_ms
     action = next_action(history, status, now)
     if isinstance(action, Restart):

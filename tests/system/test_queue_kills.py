@@ -108,7 +108,7 @@ def test_no_dead_letter_is_lost_or_doubled_there_and_back_whichever_shard_is_kil
             config = {"type": "queue", "durable": True, "max_deliveries": 1, "dead_letter": dead, "lease_ms": 100}
             topics.put_topic(queue, **config)
             topics.append(queue, [{"data": number} for number in range(300)])
-            ends = time.monotonic() + 120
+            ends = time.monotonic() + 400
             while topics.state(queue)["count"]:
                 assert time.monotonic() < ends, topics.state(queue)
                 if jobs := topics.claim(queue, "w", 20):

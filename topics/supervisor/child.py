@@ -148,7 +148,8 @@ class Child:
                 self._end(self._ending)
             status = await self._wait(self._process)
             self._process = None
-        self._history.append(Life(self.started_ms, self._ready_ms, self._clock.now_ms()))
+        killed = status == -signal.SIGKILL
+        self._history.append(Life(self.started_ms, self._ready_ms, self._clock.now_ms(), killed))
         del self._history[:-HISTORY_MAX]
         return status
 

@@ -2,7 +2,8 @@
 
 A child that had been ready comes back at once, and with a growing but short delay if it keeps ending. One that never
 gets ready waits longer each time and is given up after FAILURES_MAX tries in a row, except after a storage failure: a
-disk may come back. Data that cannot be used does not get better by trying.
+disk may come back. Data that cannot be used does not get better by trying. A SIGKILL is somebody else's doing (a
+person, the kernel for want of memory), says nothing about the child, and counts as no try.
 """
 
 import signal
@@ -27,6 +28,7 @@ class Life:
     started_ms: int
     ready_ms: int | None  # None: it never was
     ended_ms: int
+    killed: bool = False  # by SIGKILL
 
     @property
     def stable(self) -> bool:
@@ -55,7 +57,7 @@ def next_action(history: Sequence[Life], exit_status: int, now_ms: int) -> Resta
     if exit_status == EXIT_USAGE:
         return GiveUp("it does not accept what the supervisor tells it")
     in_a_row = _failures_in_a_row(history)
-    if in_a_row >= FAILURES_MAX and exit_status != EXIT_STORAGE:
+    if in_a_row >= FAILURES_MAX and exit_status != EXIT_STORAGE and not history[-1].killed:
         return GiveUp(
             f"it ended {in_a_row} times in a row before it was ready; the last time it {describe(exit_status)}"
         )
@@ -64,10 +66,12 @@ def next_action(history: Sequence[Life], exit_status: int, now_ms: int) -> Resta
 
 
 def _failures_in_a_row(history: Sequence[Life]) -> int:
-    for count, life in enumerate(reversed(history)):
+    failures = 0
+    for life in reversed(history):
         if life.ready_ms is not None:
-            return count
-    return len(history)
+            break
+        failures += not life.killed
+    return failures
 
 
 def _delay_ms(history: Sequence[Life], failures: int) -> int:
