@@ -143,6 +143,9 @@ class Derivation:
             derived.id_ts = await idtimes.newest(self._store, topic)
             if self._follows(topic, head) is not derived:
                 return {"again": True}
+        if head.probe:
+            self._fitting(topic, copies)
+            return _where(derived)
         if head.skipped:
             await self._note_skipped(topic, derived, head.skipped)
             if self._follows(topic, head) is not derived:

@@ -10,7 +10,8 @@ the last messages ended up there, which helps to put them back in place.
 
 After a loss of power a destination may not know how many copies it had (`unsure`). Everything behind the last place
 that it knows is sent once more, also what has died since. What died before its turn came was never sent; the
-destination knows of it, since a worker does not get past it before that is durable at both ends.
+destination knows of it, since a worker does not get past it before that is durable at both ends. Behind the place where
+it was held up by a full destination nothing was sent; that place is in the routers' entries before long.
 """
 
 import logging
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 STAY = (errors.TOPIC_FULL, errors.RECORD_TOO_LARGE, errors.THROTTLED, errors.STORAGE_FULL)
+FULL = (errors.TOPIC_FULL, errors.RECORD_TOO_LARGE)
 Answer = Mapping[str, Any]
 _pack = msgspec.msgpack.Encoder().encode
 
@@ -58,6 +60,7 @@ class Route:
         self.totals: dict[str, int] = {}
         self.cursor = 0  # everything up to here is forwarded, or not for these routers
         self._acked = 0  # as the destination knows it
+        self._held = -1  # as the routers' entries have it
         self.sent_through = source.head_seq  # no copies of anything above were made; those of an earlier life count
         self._names: tuple[str, ...] = ()
         self._generations: dict[str, int] = {}
@@ -85,6 +88,7 @@ class Route:
         ordered = sorted(routers.items(), key=lambda item: item[1].generation)
         self._names = tuple(name for name, _ in ordered)
         self._definitions = [router for _, router in ordered]
+        self._held = max(router.held for _, router in ordered)
         self._generations = {name: router.generation for name, router in ordered}
         self._start = min(router.start for _, router in ordered)
         self.dest_id = ordered[-1][1].dest_id
@@ -155,6 +159,9 @@ class Route:
             log.info("forwarding from %s to %s waits: %s", self._source.name, self._dest, error)
         self._block(error.code, error.message)
         self._pause()
+        if error.code in FULL and self._attached and self._held < 0 and self._pause_ms >= limits.FORWARD_RETRY_MAX_MS:
+            self._held = self._acked
+            self._routers.hold(self._names, self._held)
 
     def _block(self, code: str, message: str) -> None:
         since_ms = self.blocked["since_ms"] if self.blocked is not None else self._engine.now()
@@ -213,6 +220,7 @@ class Route:
         plan = plan_diff(topic, query)
         if plan.tombstone is not None:
             gap = plan.tombstone
+            await self._release()
             self._take(await self._send("derived.trim", gap.gap_to, missed=max(1, gap.missed)))
             return True
         if not await self._load(plan):
@@ -222,11 +230,20 @@ class Route:
         if self._skipped:
             await self._deaths_are_durable()
         if copies:
+            if self._held >= 0:
+                await self._send("derived.take", plan.next_from_seq, copies, probe=True)
+                await self._release()
             self._take(await self._send("derived.take", plan.next_from_seq, copies))
         else:
             self._move_to(plan.next_from_seq)
             await self._tell_progress()
         return True
+
+    async def _release(self) -> None:
+        """Before anything is sent above the seq where the routers were held."""
+        if self._held >= 0:
+            await self._routers.release(self._names)
+            self._held = -1
 
     async def _deaths_are_durable(self) -> None:
         """What is passed over must not come back to life."""
@@ -365,6 +382,8 @@ class Route:
         from_seq, to_seq = self._wish["from_seq"], self._wish["to_seq"]
         topic = self._source
         last = self._attach_head if topic.derived is None else topic.head_seq
+        if self._held >= 0:
+            last = max(self._held, from_seq)  # copies of nothing above were sent
         in_doubt = self._source_is_unsure or derivation.is_missing(topic, from_seq, to_seq or last)
         if in_doubt and not self._gives_up():
             await self._wait_a_while()
@@ -390,7 +409,7 @@ class Route:
         self._engine.expire(topic)
         in_doubt = self._source_is_unsure and not self._is_cyclic
         if self._redo_through is None and not in_doubt:
-            self._redo_through = topic.head_seq
+            self._redo_through = self._held if self._held >= 0 else topic.head_seq
         through = self._redo_through if self._redo_through is not None else topic.head_seq
         if self.cursor >= through:
             if in_doubt:

@@ -180,6 +180,7 @@ class TakeHead(msgspec.Struct, frozen=True):
     routers: tuple[str, ...]
     skipped: tuple[tuple[Count, Count], ...] = ()  # ranges in between that were gone when their turn came
     redone: bool = False  # they may have been here before the power failed; dead ones are among them
+    probe: bool = False  # nothing is to be taken: whether some of it would be
     sure: bool = False  # all that may have been here is here again
     volatile: bool = False  # the source may lose what it has forwarded
 

@@ -19,8 +19,8 @@ without asking all shards. What a crash leaves:
 """
 
 import logging
-from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from itertools import islice
 from typing import Any
 
@@ -36,6 +36,7 @@ from topics.core.routes import Definition
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
+from topics.shards.answers import Done, Fail
 from topics.shards.book import Book
 from topics.shards.derived import METHODS as DERIVED_METHODS
 from topics.shards.derived import Derivation
@@ -79,6 +80,7 @@ class Router(msgspec.Struct, frozen=True, array_like=True):
     dest_id: int
     start: int  # records of the source up to this seq are not forwarded
     created_ms: int
+    held: int = -1  # while the destination is full: no copies of records above this seq were ever sent; -1: it is not
 
 
 class Routers:
@@ -344,6 +346,20 @@ class Routers:
             await self._unlink([name], router)
             await self._forget([name])
             self._refresh(edge)
+
+    def hold(self, names: Sequence[str], seq: int) -> None:
+        """Note that these routers have sent nothing above this seq, and do not until they are released."""
+        with suppress(TopicsError):  # it only matters after a power failure
+            self._note_held(names, seq, lambda _: None, lambda _: None)
+
+    async def release(self, names: Sequence[str]) -> None:
+        """Until it is durable that these routers may send anything."""
+        await wait_for(lambda done, fail: self._note_held(names, -1, done, fail))
+
+    def _note_held(self, names: Sequence[str], seq: int, done: Done, fail: Fail) -> None:
+        held = {name: msgspec.structs.replace(self._routers[name], held=seq) for name in names}
+        self._book.put_all({name: _encode(router) for name, router in held.items()}, done, fail)
+        self._routers.update(held)
 
     async def _forget(self, names: list[str]) -> None:
         await wait_for(lambda done, fail: self._book.remove_all(names, done, fail))
