@@ -209,6 +209,10 @@ class TestFrames:
             http.post(f"/v0/topics/{name}", json={"records": [record]})  # the same, live
             (shown,) = stream.next("record").data["records"]
             assert shown.keys() == {"$seq", "$ts", "$node", "$tag"}
+        with watching(http, {name: {}}, include_data=False) as stream:
+            assert stream.next("record").data["records"][0].keys() == {"$seq", "$ts", "$node"}
+        with watching(http, {name: {}}, include_data=False, include_meta=True) as stream:
+            assert stream.next("record").data["records"][0].keys() == {"$seq", "$ts", "$node", "meta"}
 
     def test_own_nodes_are_skipped_in_silence(self, http, name):
         append(http, name, 1, node="me")

@@ -116,7 +116,7 @@ class TestSubscribe:
     def test_views(self, http, ws, name):
         record = {"data": {"x": 1}, "tag": "t", "node": "n", "meta": {"k": "v"}}
         http.post(f"/v0/topics/{name}", json={"records": [record]})
-        ws.ask("subscribe", topic=name, include_tags=True, include_meta=False, include_data=False)
+        ws.ask("subscribe", topic=name, include_tags=True, include_data=False)
         assert ws.records(1)[0].keys() == {"$seq", "$ts", "$node", "$tag"}
 
     def test_limit_and_bytes_bound_a_frame(self, http, ws, name):

@@ -28,7 +28,7 @@ class WatchBody(msgspec.Struct, frozen=True):
     limit: int = 0
     max_batch_bytes: int = limits.WATCH_BATCH_BYTES_DEFAULT
     heartbeat_ms: int = limits.HEARTBEAT_MS_DEFAULT
-    include_meta: bool = True
+    include_meta: bool | UnsetType = UNSET  # as include_data
     include_tags: bool = False
     include_data: bool = True
     consistency: Literal["eventual", "strong"] = "eventual"
@@ -97,7 +97,7 @@ def checked_view(parsed: Any, bounds: Limits) -> Subscription:
         nodes=tuple(dict.fromkeys(nodes)),
         limit=min(parsed.limit or limits.DIFF_LIMIT_DEFAULT, bounds.read_records),
         batch_bytes=min(parsed.max_batch_bytes or limits.BATCH_BYTES_DEFAULT, limits.BATCH_BYTES_MAX),
-        meta=parsed.include_meta,
+        meta=parsed.include_data if parsed.include_meta is UNSET else parsed.include_meta,
         tags=parsed.include_tags,
         data=parsed.include_data,
     )

@@ -52,7 +52,7 @@ class Subscribe(Command, frozen=True, rename={"from_": "from"}):
     node: str | list[str] | None = None
     limit: int = 0
     max_batch_bytes: int = limits.WATCH_BATCH_BYTES_DEFAULT
-    include_meta: bool = True
+    include_meta: bool | UnsetType = UNSET  # as include_data
     include_tags: bool = False
     include_data: bool = True
     credits: int | None = None

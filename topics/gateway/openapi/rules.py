@@ -171,6 +171,7 @@ def _read_rules() -> Mapping[str, Rule]:
         "bulk": ("For readers of a whole topic: `limit` may be up to 10,000. The bytes stay bounded.", {}),
         "include_tags": ("Whether records come with `$tag`.", {}),
         "include_meta": ("Whether records come with `meta`.", {}),
+        "WatchBody.include_meta": ("Whether records come with `meta`; unless said, as `include_data`.", {}),
         "include_data": ("Whether records come with `data`.", {}),
         "tail": ("Only what comes from now on.", {}),
         "heartbeat_ms": ("A comment is sent after so long a silence; clamped to 1000 … 60000.", {}),
