@@ -2,7 +2,7 @@
 
 import json
 import random
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 
 import msgspec
 import trio
@@ -22,6 +22,34 @@ from topics.shards.remains import Remains
 from topics.shards.routers import Routers
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
+
+STEPS_MAX = 200_000  # of all tasks together; a wait takes some hundreds
+
+
+class StepsCounted(trio.abc.Instrument):
+    """Ends a scope after very many steps: a clock that jumps stands still while somebody does not come to rest."""
+
+    def __init__(self, scope):
+        self._scope = scope
+        self._left = STEPS_MAX
+
+    def before_task_step(self, task):
+        self._left -= 1
+        if self._left < 0:
+            self._scope.cancel()
+
+
+@contextmanager
+def bounded():
+    """What is waited for happens, or a test fails: after a minute of its clock, or when nobody comes to rest."""
+    with trio.fail_after(60), trio.CancelScope() as scope:
+        steps = StepsCounted(scope)
+        trio.lowlevel.add_instrument(steps)
+        try:
+            yield
+        finally:
+            trio.lowlevel.remove_instrument(steps)
+    assert not scope.cancelled_caught, "something goes on and on"
 
 
 class Call:
@@ -98,7 +126,8 @@ class Bench:
             self.nursery = nursery
             nursery.start_soon(self._commit)
             nursery.start_soon(self.routers.run)
-            await trio.testing.wait_all_tasks_blocked()
+            with bounded():
+                await trio.testing.wait_all_tasks_blocked()
             yield self
             self.nursery = None
             nursery.cancel_scope.cancel()
@@ -177,7 +206,7 @@ class Bench:
         """Until everything is forwarded, put back, and durable."""
         self.held = False
         self.kick.set()
-        with trio.fail_after(60):
+        with bounded():
             while not all(route.is_settled for route in self.routers._routes.values()):
                 await trio.sleep(0.001)
             await trio.testing.wait_all_tasks_blocked()

@@ -9,7 +9,7 @@ import random
 import pytest
 import trio
 
-from tests.shards.derived_bench import Bench, Wire
+from tests.shards.derived_bench import Bench, Wire, bounded
 from topics.core.routes import Definition
 from topics.ids import SLOTS, slot_of
 from topics.shards.peers import Peers
@@ -71,7 +71,7 @@ class World:
         self.power_failed = power_loss
 
     async def settle(self):
-        with trio.fail_after(60):
+        with bounded():
             while not all(route.is_settled for bench in self.benches for route in bench.routers._routes.values()):
                 for bench in self.benches:
                     bench.held = False
