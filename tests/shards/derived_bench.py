@@ -53,7 +53,7 @@ def bounded():
 
 
 class Call:
-    """As much of an RPC call as routers need."""
+    """As much of an RPC call as routers and queues need."""
 
     def __init__(self, bench=None, head=None, body=b""):
         self._bench = bench
@@ -66,13 +66,26 @@ class Call:
         self.answer = Reply(msgspec.msgpack.decode(msgspec.msgpack.encode(head)), body)
         self.over.set()
 
+    def fail(self, error):
+        self.answer = error
+        self.over.set()
+
+    @property
+    def finished(self):
+        return self.over.is_set()
+
+    def on_cancel(self, action):
+        """Nobody cancels it."""
+
+    def if_unheard(self, action):
+        """Somebody hears it."""
+
     def run(self, method, *args):
         async def run():
             try:
                 await method(*args)
             except TopicsError as error:
-                self.answer = error
-                self.over.set()
+                self.fail(error)
 
         self._bench.nursery.start_soon(run)
 

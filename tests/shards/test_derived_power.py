@@ -1,6 +1,7 @@
 """Copies over a loss of power: what readers of a destination saw at a seq comes back there, or is told; no seq shows
 another record. Random histories; a failure names its seed."""
 
+import json
 import os
 import random
 from contextlib import asynccontextmanager, suppress
@@ -9,12 +10,14 @@ from typing import Any
 import pytest
 import trio.testing
 
-from tests.shards.derived_bench import Bench, Wire
+from tests.shards.derived_bench import Bench, Call, Wire
 from topics.core.match import TagMatch
 from topics.core.routes import Definition
 from topics.errors import TopicsError
 from topics.ids import SLOTS, slot_of
+from topics.rpc.open_calls import Reply
 from topics.shards.peers import Peers
+from topics.shards.queues import Queues
 
 DEPTH = int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
 TAGS = (TagMatch("Eq", "t"), TagMatch("Eq", "u"), None, None)
@@ -51,11 +54,23 @@ class Machine:
             bench.files = bench.files.crash(self.dice.randrange(1 << 30), power_loss=power_loss)
 
 
+async def ack_all(bench):
+    """As a worker does."""
+    queues = Queues(bench.store, Peers())
+    for method, body in ((queues.claim, {"node": "w", "max": 10}), (queues.ack, {"node": "w", "seqs": [1, 2, 3]})):
+        call = Call(bench, {"topic": "s"}, json.dumps(body).encode())
+        method(call)  # type: ignore[arg-type]
+        await call.over.wait()
+        assert isinstance(call.answer, Reply), call.answer
+
+
 async def lose(machine, how):
     """All that is in the source, which then has one more record."""
     source = machine.source
-    if how in ("delete", "ack"):
+    if how == "delete":
         source.delete("s", set(source.read("s")[0]))
+    elif how == "ack":
+        await ack_all(source)
     elif how == "before":
         source.delete_before("s", source.engine.state.topics["s"].head_seq + 1)
     elif how == "tighten":
