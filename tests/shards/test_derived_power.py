@@ -173,6 +173,32 @@ async def test_a_router_does_not_get_past_a_delete_that_is_not_durable(shards, a
         assert machine.dest.read("d")[0] == {1: "s0", 2: "s2"}
 
 
+async def test_a_destination_that_is_full_before_all_copies_are_back_gets_them_later(autojump_clock):
+    """Its router is held up, but below what it had sent before."""
+    machine = Machine(2)
+    async with machine.life():
+        await machine.source.put_topic("s", durability="fsync")
+        await machine.dest.put_topic("d", durability="fsync", discard="reject")
+        await machine.source.put_router("r", Definition("s", "d"))
+        machine.source.append("s", 3)
+        await machine.settle()
+        shown = machine.dest.read("d")[0]
+        machine.source.delete_before("s", 4)
+        machine.source.sync()
+    machine.crash()
+    async with machine.dest.life(machine.peers(1)):
+        await machine.dest.put_topic("d", cap_records=1)
+    machine.crash(power_loss=False)
+    async with machine.life():
+        await trio.sleep(10)
+        assert machine.dest.read("d")[0] == {1: "s0"}
+    machine.crash(power_loss=False)
+    async with machine.life():
+        await machine.dest.put_topic("d", cap_records=0)
+        await machine.settle()
+        assert machine.dest.read("d")[0] == shown
+
+
 async def test_a_destination_takes_writes_when_all_copies_are_back(autojump_clock):
     """Or a direct write would get the seq of a copy."""
     machine = Machine(2)

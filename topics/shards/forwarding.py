@@ -159,7 +159,7 @@ class Route:
             log.info("forwarding from %s to %s waits: %s", self._source.name, self._dest, error)
         self._block(error.code, error.message)
         self._pause()
-        if error.code in FULL and self._attached and self._held < 0 and self._pause_ms >= limits.FORWARD_RETRY_MAX_MS:
+        if error.code in FULL and self.is_agreed and self._held < 0 and self._pause_ms >= limits.FORWARD_RETRY_MAX_MS:
             self._held = self._acked
             self._routers.hold(self._names, self._held)
 
@@ -384,8 +384,8 @@ class Route:
         last = self._attach_head if topic.derived is None else topic.head_seq
         if self._held >= 0:
             last = max(self._held, from_seq)  # copies of nothing above were sent
-        in_doubt = self._source_is_unsure or derivation.is_missing(topic, from_seq, to_seq or last)
-        if in_doubt and not self._gives_up():
+        in_doubt = self._source_is_unsure and not 0 < to_seq <= topic.head_seq
+        if (in_doubt or derivation.is_missing(topic, from_seq, to_seq or last)) and not self._gives_up():
             await self._wait_a_while()
             return True
         plan, lost = _stretch(topic, from_seq, min(to_seq, topic.head_seq) if to_seq else last, whole=bool(to_seq))
