@@ -173,6 +173,30 @@ async def test_a_router_does_not_get_past_a_delete_that_is_not_durable(shards, a
         assert machine.dest.read("d")[0] == {1: "s0", 2: "s2"}
 
 
+@pytest.mark.parametrize("source", ["memory", "ephemeral"])
+async def test_a_source_that_lost_what_its_full_destination_has(source, autojump_clock):
+    """Where the router was held up is nowhere any more."""
+    machine = Machine(1)
+    bench = machine.source
+    async with machine.life():
+        await bench.put_topic("s", durability=source)
+        await bench.put_topic("d", durability="fsync", discard="reject", cap_records=3)
+        await bench.put_router("r", Definition("s", "d"))
+        bench.append("s", 5)
+        await trio.sleep(10)
+        shown = bench.read("d")[0]
+        assert len(shown) == 3
+    bench.files = bench.files.crash(1)
+    async with machine.life():
+        await bench.put_topic("d", cap_records=0)
+        await machine.settle()
+        records = bench.read("d")[0]
+        assert all(records.get(seq, data) == data for seq, data in shown.items())
+        bench.append("s", 1)
+        await machine.settle()
+        assert list(bench.read("d")[0].values())[-1] == "s5"
+
+
 async def test_a_destination_that_is_full_before_all_copies_are_back_gets_them_later(autojump_clock):
     """Its router is held up, but below what it had sent before."""
     machine = Machine(2)

@@ -383,7 +383,7 @@ class Route:
         topic = self._source
         last = self._attach_head if topic.derived is None else topic.head_seq
         if self._held >= 0:
-            last = max(self._held, from_seq)  # copies of nothing above were sent
+            last = min(last, max(self._held, from_seq))  # copies of nothing above were sent
         in_doubt = self._source_is_unsure and not 0 < to_seq <= topic.head_seq
         if (in_doubt or derivation.is_missing(topic, from_seq, to_seq or last)) and not self._gives_up():
             await self._wait_a_while()
@@ -409,7 +409,7 @@ class Route:
         self._engine.expire(topic)
         in_doubt = self._source_is_unsure and not self._is_cyclic
         if self._redo_through is None and not in_doubt:
-            self._redo_through = self._held if self._held >= 0 else topic.head_seq
+            self._redo_through = min(self._held, topic.head_seq) if self._held >= 0 else topic.head_seq
         through = self._redo_through if self._redo_through is not None else topic.head_seq
         if self.cursor >= through:
             if in_doubt:
