@@ -230,6 +230,32 @@ async def test_an_empty_queue_answers_at_once():
             assert await shard.claim() == []
 
 
+@pytest.mark.parametrize(("jitter_ms", "wait_ms", "ready"), [(50, 0, 1), (0, 30_000, 0)])
+async def test_nothing_is_given_out_once_a_shard_that_stops_stores_who_holds_what(jitter_ms, wait_ms, ready):
+    """Else the next life would give it out again, while its holder works on it."""
+    async with serving() as shard, trio.open_nursery() as nursery:
+        await shard.make(claim_jitter_ms=jitter_ms)
+        await shard.produce(1, 2)
+        if not ready:
+            await shard.claim(2, "other", lease_ms=100)
+        refused: list[str] = []
+
+        async def claim() -> None:
+            refused.append((await shard.refused("claim", "q", {"node": "w", "wait_ms": wait_ms})).code)
+
+        nursery.start_soon(claim)
+        await trio.testing.wait_all_tasks_blocked()
+        service = shard.shard.service
+        assert service is not None
+        service.draining = True
+        if not ready:
+            shard.clock.advance(101)
+            shard.queues.find("q").wake()
+        await until(lambda: refused)
+        assert refused == [errors.SHUTTING_DOWN]
+        assert await shard.counts() == (2, 0, 0)
+
+
 async def test_a_claim_may_wait_for_a_job():
     async with serving() as shard, trio.open_nursery() as nursery:
         await shard.make()

@@ -124,7 +124,7 @@ def record_that_is_seen_before_it_is_durable() -> Patches:
     yield patch.object(Engine, "submit", ungated)
 
 
-BREAKS = [
+LOG_BREAKS = [
     disk_that_lies_about_sync,
     committer_that_acks_before_it_writes,
     failed_sync_that_is_tried_again,

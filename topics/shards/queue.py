@@ -225,6 +225,11 @@ class Queue:
 
     def _pass(self, takers: list[Taker]) -> None:
         """Divide what is ready among the takers. Each of them is out of the queue's list, unless it stays."""
+        try:
+            self._queues.check_open()
+        except TopicsError as error:  # a shard that stops may have stored already who holds what
+            self._refuse(takers, error)
+            return
         config, leases = self.topic.config, self.leases
         wants = [Want(taker.room, taker.batch_bytes, []) for taker in takers]
         limit = config.max_deliveries if config.dead_letter is not None else 0
@@ -247,6 +252,12 @@ class Queue:
                 self._pass_over(taker, moves)
         if given:
             self._grant(given, moves)
+
+    def _refuse(self, takers: list[Taker], error: TopicsError) -> None:
+        for taker in takers:
+            self._takers.pop(taker, None)
+        for taker in takers:
+            taker.fail(error)
 
     def _grant(self, given: list[tuple[Taker, list[Pick], Grant]], moves: set[int]) -> None:
         grants = [grant for _, _, grant in given]

@@ -76,12 +76,12 @@ class Queues:
         self._next_number = secrets.randbits(NONCE_BITS) << COUNTER_BITS | 1
         self._next_owner = 1
         self._perf: Perf = lambda waited_us, *, synced: {}
-        self._check_open: Callable[[], None] = lambda: None
+        self.check_open: Callable[[], None] = lambda: None
 
     def open(self, reader: BlockReader, perf: Perf, check_open: Callable[[], None]) -> None:
         self.reader = reader
         self._perf = perf
-        self._check_open = check_open
+        self.check_open = check_open
 
     async def run(self) -> None:
         """What goes on beside the calls, until cancelled."""
@@ -244,7 +244,7 @@ class Queues:
             if call.finished:
                 return
             try:
-                self._check_open()
+                self.check_open()
                 if queue.is_gone:
                     raise errors.topic_not_found(queue.topic.name)
                 command()

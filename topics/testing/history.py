@@ -11,6 +11,10 @@ from typing import Any
 
 OK, REFUSED, UNKNOWN = "ok", "refused", "unknown"
 APPEND, DIFF, DELETE, PUT, REMOVE, STATE = "append", "diff", "delete", "put", "remove", "state"
+CLAIM, ACK, NACK, EXTEND = "claim", "ack", "nack", "extend"
+FETCH, ACK_GROUP, SEEK = "group.fetch", "group.ack", "group.seek"
+PUT_GROUP, REMOVE_GROUP, GROUP_STATE = "group.put", "group.remove", "group.state"
+GROUP_KINDS = (FETCH, ACK_GROUP, SEEK, PUT_GROUP, REMOVE_GROUP, GROUP_STATE)
 STOP, KILL, POWER = "stop", "kill", "power"
 
 
@@ -20,12 +24,18 @@ class Op:
 
     | kind   | args                                                     | result                                     |
     |--------|----------------------------------------------------------|--------------------------------------------|
-    | append | write, tags (one per record), node, keyed, config        | first_seq, last_seq, head_seq, deduped     |
+    | append | write, tags (one per record), node, keyed, config,       | first_seq, last_seq, head_seq, deduped     |
+    |        | terms (one per record: delay_ms, priority)               |                                            |
     | diff   | from_seq, limit, wait_ms, node (filtered out)            | as the API's answer                        |
     | delete | before_seq, match                                        | deleted, head_seq                          |
     | put    | config                                                   | created                                    |
     | remove | if_empty                                                 | deleted                                    |
     | state  |                                                          | head_seq, count                            |
+    | claim  | node, max, lease_ms (as granted), wait_ms                | as the API's answer, as for the next three |
+    | ack    | node, seqs, lease_ids (or none)                          |                                            |
+    | nack   | the same, delay_ms, penalty                              |                                            |
+    | extend | the same, lease_ms                                       |                                            |
+    | group… | group; those of the API                                  | as the API's answer                        |
     """
 
     client: str
@@ -56,6 +66,8 @@ class Crash:
     at: float
     until: float
     kind: str
+    sudden: bool = True  # it served, and was not about to stop, when it went
+    short_of_room: bool = False  # then also one that stops cleanly may not store who holds which job
 
 
 @dataclass(slots=True)
@@ -66,7 +78,9 @@ class History:
 
 
 def selects(delete: Op, seq: int, tag: str | None) -> bool:
-    """Whether this delete is about such a record."""
+    """Whether this delete, or this ack of jobs, is about such a record."""
+    if delete.kind == ACK:
+        return seq in delete.args["seqs"] and seq not in delete.result.get("skipped", ())
     before, match = delete.args.get("before_seq"), delete.args.get("match")
     if before is not None and seq >= before:
         return False

@@ -42,6 +42,11 @@ SMALL_LIMITS = {
     "THREAD_BODY_BYTES": 700,
     "INLINE_DELETES": 2,
     "INLINE_BLOCKS": 1,
+    "LEASE_EVENTS_MIN": 5,
+    "GROUP_EVENTS_MIN": 5,
+    "SETTLE_STEP": 3,
+    "FORGET_STEP": 3,
+    "DEAD_LETTERS_PER_PASS": 2,
 }
 
 
@@ -204,6 +209,7 @@ def deterministic(chance: Chance) -> Iterator[None]:
         put(trio.lowlevel, "current_trio_token", MortalToken)
         put(time, "perf_counter_ns", tick_ns)
         put(os, "urandom", dice.randbytes)
+        put(random, "_urandom", dice.randbytes)  # what `secrets` draws from
         for name in ("freeze", "enable", "disable"):
             put(gc, name, lambda: None)
         for name, value in SMALL_LIMITS.items():

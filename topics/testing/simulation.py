@@ -22,7 +22,8 @@ from topics.testing import judge, simulated_world
 from topics.testing.faulty_files import UNLIMITED_BYTES, SimulatedCrash
 from topics.testing.fibers import FiberKilled, TurnThreads
 from topics.testing.history import KILL, POWER, STOP, Crash, History
-from topics.testing.simulated_clients import Client, pick_topics
+from topics.testing.simulated_clients import Client
+from topics.testing.simulated_topics import LOGS, kind_of, pick_topics
 from topics.testing.simulated_world import BOUNDS, WAL_FILE_BYTES, Chance, MortalStream, SimulatedDisk, VirtualClock
 
 CLIENTS = 3
@@ -49,7 +50,7 @@ class Outcome:
 def simulate(seed: int) -> Outcome:
     """The history of this seed, judged."""
     chance = Chance(seed)
-    simulation = Simulation(chance)
+    simulation = Simulation(chance, kind_of(seed))
     try:
         with _logged_to(simulation.trace):
             simulated_world.run(simulation.run, chance)
@@ -141,6 +142,11 @@ class Life:
     def stop(self) -> None:
         self._stop.set()
 
+    @property
+    def is_sudden(self) -> bool:
+        """Whether an end now comes to a shard that serves and does not know."""
+        return self.shard.ready.is_set() and not self._stop.is_set()
+
     def kill(self) -> None:
         self.disk.crash(0, power_loss=False)  # from here on it answers nobody
         self._nursery.cancel_scope.cancel()
@@ -149,14 +155,16 @@ class Life:
 class Simulation:
     """`trace` is everything that happened, in words, for people and for comparing."""
 
-    def __init__(self, chance: Chance) -> None:
+    def __init__(self, chance: Chance, kind: str) -> None:
         self.chance = chance
+        self.kind = kind
         self.history = History()
         self.problems: list[str] = []
         self.trace: list[str] = []
-        self.topics = pick_topics(chance.dice)
+        self.topics = pick_topics(kind, chance.dice)
         self.disk = SimulatedDisk(chance.dice.getrandbits(32), cold_reads=chance.hits(0.5))
         self.disk.chance = chance
+        self.short_of_room = False  # the disk is full, or will be
         self.life: Life | None = None
         self.clock: VirtualClock
         self._next_life = trio.Event()
@@ -188,7 +196,7 @@ class Simulation:
 
     async def run(self, clock: VirtualClock) -> None:
         self.clock = clock
-        self.say(f"topics {self.topics}")
+        self.say(f"{self.kind}: topics {self.topics}")
         with trio.move_on_after(HISTORY_S_MAX) as scope:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._live)
@@ -212,6 +220,7 @@ class Simulation:
             await self._run_life(dice.randint(2, 14))
         while True:
             self.disk.set_free_bytes(UNLIMITED_BYTES)
+            self.short_of_room = False
             await self._run_life(inf)
 
     def _plan_fault(self) -> None:
@@ -220,6 +229,7 @@ class Simulation:
         disk.set_free_bytes(UNLIMITED_BYTES)
         kind = dice.choice(("nothing", "nothing", "crash", "crash", "crash", "fail", "fail", "full", "read", "clock"))
         at = dice.randint(0, dice.choice((20, 60, 150)))
+        self.short_of_room = kind in ("full", "fail")
         if kind == "crash":
             disk.crash_at(at)
         elif kind == "fail":
@@ -228,9 +238,14 @@ class Simulation:
             disk.set_free_bytes(at * 200)
         elif kind == "read":
             disk.fail_read_at(at)
-        elif kind == "clock" and not any("ttl_ms" in config for config in self.topics.values()):
+        elif kind == "clock" and self._may_skew:
             self.clock.skew_ms += dice.choice((-5000, -3, 7, 100_000))
         self.say(f"--- a life with {kind} at {at}")
+
+    @property
+    def _may_skew(self) -> bool:
+        """Whether nothing that is judged depends on how long something takes."""
+        return self.kind == LOGS and not any("ttl_ms" in config for config in self.topics.values())
 
     async def _run_life(self, quota: float) -> None:
         """Until it ends by itself or enough was done in it; then the disk is what that has left."""
@@ -260,7 +275,8 @@ class Simulation:
         self.trace += [f"        disk {n}: {text}" for n, text in enumerate(life.disk.trace)]
         self.say(f"--- {how}{', then the power went' if power else ''}: {kind}")
         at = self.step()
-        self.history.crashes.append(Crash(at, at + CLIENTS + 2, kind))  # answers that were on their way still arrive
+        until = at + CLIENTS + 2  # answers that were on their way still arrive
+        self.history.crashes.append(Crash(at, until, kind, life.is_sudden, self.short_of_room))
         self.disk = life.disk.after(self.chance.dice.getrandbits(32), power_loss=power)
         life.over.set()
         life.settled.set()
