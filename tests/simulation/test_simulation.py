@@ -9,10 +9,11 @@ import pytest
 from tests.simulation.breaks import LOG_BREAKS, broken
 from tests.simulation.breaks_groups import GROUP_BREAKS
 from tests.simulation.breaks_queues import QUEUE_BREAKS
+from tests.simulation.breaks_records import RECORD_BREAKS
 from topics.testing import simulate as command
 from topics.testing.history import History
 from topics.testing.simulate import report, search
-from topics.testing.simulated_topics import GROUPS, KINDS, LOGS, QUEUES, seeds_of
+from topics.testing.simulated_topics import GROUPS, KINDS, LOGS, QUEUES, RECORDS, seeds_of
 from topics.testing.simulation import Outcome, simulate
 
 HISTORIES = 2_000 * int(os.environ.get("TOPICS_TEST_DEPTH", "1"))
@@ -22,6 +23,7 @@ BREAKS = [
     *((LOGS, how) for how in LOG_BREAKS),
     *((QUEUES, how) for how in QUEUE_BREAKS),
     *((GROUPS, how) for how in GROUP_BREAKS),
+    *((RECORDS, how) for how in RECORD_BREAKS),
 ]
 
 

@@ -25,7 +25,8 @@ class Op:
     | kind   | args                                                     | result                                     |
     |--------|----------------------------------------------------------|--------------------------------------------|
     | append | write, tags (one per record), node, keyed, config,       | first_seq, last_seq, head_seq, deduped     |
-    |        | terms (one per record: delay_ms, priority)               |                                            |
+    |        | terms (one per record: delay_ms, priority, ttl_ms); or   |                                            |
+    |        | keys (the dedup_key of each record) and config           | seqs, duplicates, head_seq                 |
     | diff   | from_seq, limit, wait_ms, node (filtered out)            | as the API's answer                        |
     | delete | before_seq, match                                        | deleted, head_seq                          |
     | put    | config                                                   | created                                    |

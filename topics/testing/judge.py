@@ -2,6 +2,7 @@
 
 What holds for every topic is in judge_log.py. A queue is a topic with more to hold (judge_queues.py), and so is the
 topic of its dead letters (judge_dead_letters.py), which only the server writes, or one with groups (judge_groups.py).
+Records with keys of their own are seen as writes (judge_keys.py).
 """
 
 from collections.abc import Iterator
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from topics.testing.history import ACK, APPEND, DELETE, OK, PUT, REMOVE, History
 from topics.testing.judge_dead_letters import DeadLetterJudge, dead_letter_topics
 from topics.testing.judge_groups import fetches_as_diffs, judge_groups
+from topics.testing.judge_keys import keys_as_writes
 from topics.testing.judge_log import Judge, classes_of
 from topics.testing.judge_queues import QueueJudge, is_queue
 
@@ -17,7 +19,8 @@ def check(history: History) -> list[str]:
     """Everything that is wrong with it, in words."""
     names = sorted({op.topic for op in history.ops})
     problems = [problem for name in names for problem in judge_groups(history, name)]
-    history = fetches_as_diffs(history)
+    history, unclear = keys_as_writes(fetches_as_diffs(history))
+    problems += unclear
     synced = list(_syncs(history, {name for name in names if classes_of(history, name) == {"fsync"}}))
     dead = {name: DeadLetterJudge(history, name) for name in dead_letter_topics(history)}
     for name in names:

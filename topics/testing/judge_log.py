@@ -9,9 +9,10 @@ order away, so there is nothing to search:
    back.
 3. A read shows every record between its cursor and the next one, but those that a delete or an ack may have taken, or
    that are dead letters now (silently), and those under its tombstone, for a reason that can be true.
-4. What was once gone stays gone: after an acked delete, or after any reader could no longer see it. A delete takes all
-   it selects at once.
-5. Times of records do not go back; a topic that was made is found, one that was removed is not.
+4. What was once gone stays gone: after the end of its own lifetime, which takes it silently, after an acked delete, or
+   after any reader could no longer see it. A delete takes all it selects at once.
+5. A key that was sent again has the place it had, for as long as it is remembered, and no longer.
+6. Times of records do not go back; a topic that was made is found, one that was removed is not.
 
 What a crash may take is said by the topic's durability (`_may_be_lost`): from `fsync` nothing.
 """
@@ -43,6 +44,7 @@ from topics.testing.history import (
     selects,
 )
 
+WINDOW_MS = 120_000  # for which a key is remembered, unless a topic says otherwise
 POLL_SLACK_MS = 250  # virtual: how late a long-poll may answer
 
 
@@ -95,6 +97,7 @@ class Judge:
         self._find_places()
         self._check_order()
         self._check_times()
+        self._check_windows()
         self._check_existence()
         reads = [_Read(self, op) for op in self.of(DIFF) if op.outcome == OK]
         for read in reads:  # in the order of their answers
@@ -150,12 +153,30 @@ class Judge:
                 self.wrong(f"seq {first + index} of epoch {epoch} was of write {place.write}, now of {write}", op)
 
     def _check_second_place(self, epoch: int, write: str, first: int, op: Op) -> None:
-        """A write may be there twice only if it was sent twice, and a crash or a removal took the first."""
+        """A write may be there twice only if it was sent twice, and a crash or a removal took the first, or its key was
+        forgotten since."""
         told = [place.told for places in self.places.values() for place in places.values() if place.write == write]
         lost = not self.safe and is_between(self.crashes, min(told), op.ended, (KILL, POWER, STOP))
         removed = any(remove.overlaps(0, op.ended) for remove in self.removes) and not self.bases[epoch, write]
-        if len(self.attempts[write]) < 2 or not (lost or removed):
+        if len(self.attempts[write]) < 2 or not (lost or removed or self._may_be_forgotten(epoch, write, op)):
             self.wrong(f"write {write} is there twice: at {self.bases[epoch, write]} and at {first}", op)
+
+    def _may_be_forgotten(self, epoch: int, write: str, op: Op) -> bool:
+        sent_ms = min(attempt.began_ms for attempt in self.attempts[write])
+        times = [self.times[epoch].get(seq, sent_ms) for seq in self.bases[epoch, write]]
+        return op.ended_ms - max(times, default=sent_ms) > self._window_ms
+
+    @property
+    def _window_ms(self) -> int:
+        return max(self.bounds("idempotency_window_ms", inf), default=WINDOW_MS)
+
+    def _check_windows(self) -> None:
+        """No key is remembered for longer than it should be."""
+        for op in self.of(APPEND):
+            if op.outcome == OK and op.result["deduped"]:
+                ts = self.times[op.epochs[1]].get(op.result["first_seq"], inf)
+                if op.began_ms - ts > self._window_ms:
+                    self.wrong(f"its key should be forgotten {self._window_ms} ms after {ts}", op)
 
     # --- 2: real time ---------------------------------------------------------------------------------------------
 
@@ -184,7 +205,7 @@ class Judge:
         if op.kind == APPEND and not op.result["deduped"] and op.result["first_seq"] <= head:
             self.wrong(f"a seq at or below the head {head} was given out", op)
 
-    # --- 5: times, existence --------------------------------------------------------------------------------------
+    # --- 6: times, existence --------------------------------------------------------------------------------------
 
     def _check_times(self) -> None:
         """In all that was ever seen of a safe topic; what a crash took of another says nothing of what came after."""
@@ -223,6 +244,19 @@ class Judge:
     def tag_of(self, place: Place) -> str | None:
         tag: str | None = self.attempts[place.write][0].args["tags"][place.number]
         return tag
+
+    def lifetime_of(self, place: Place) -> float:
+        """For how long the record was to live, in milliseconds."""
+        terms = self.attempts[place.write][0].args.get("terms")
+        return terms[place.number].get("ttl_ms", inf) if terms else inf
+
+    def may_be_over(self, place: Place | None, op: Op) -> bool:
+        """Whether the time of a record may have been over when `op` happened; of one that nobody has seen, any."""
+        attempts = self.attempts[place.write] if place is not None else []
+        if place is not None:
+            return min(attempt.began_ms for attempt in attempts) + self.lifetime_of(place) <= op.ended_ms
+        lost = (a for sent in self.attempts.values() for a in sent if a.outcome == UNKNOWN and a.began < op.ended)
+        return any("ttl_ms" in term for attempt in lost for term in attempt.args.get("terms", ()))
 
     def check_alive(self, epoch: int, seq: int, op: Op) -> None:
         """This operation was told of a record: nobody may have been told before that it is deleted."""
@@ -310,6 +344,9 @@ class _Read:
         if missed < op.began and not judge.may_come_back(missed, op):
             self._wrong(f"seq {seq} is back: it was gone at {missed}")
         judge.check_alive(self.epoch, seq, op)
+        ends_ms = self.shown[seq]["$ts"] + judge.lifetime_of(place)
+        if op.began_ms >= ends_ms:
+            self._wrong(f"seq {seq} is there although its time was over at {ends_ms}")
 
     # --- what is missing ------------------------------------------------------------------------------------------
 
@@ -333,7 +370,7 @@ class _Read:
         silent = {}
         for seq in self.missing():
             takers = [delete for delete in self.judge.deletes if self._may_take(delete, seq)]
-            if seq in self.judge.carried:
+            if seq in self.judge.carried or self.judge.may_be_over(self.places.get(seq), self.op):
                 continue
             if gap is not None and gap["gap_from"] <= seq <= gap["gap_to"]:
                 if not takers and not self._may_be_gone(seq, gap["reason"]):
@@ -364,6 +401,8 @@ class _Read:
         reason, start = gap["reason"], self.op.args["from_seq"]
         if reason not in ("cap", "ttl", "crash", "mixed", "recreated"):
             self._wrong(f"a tombstone for the reason {reason}")
+        if reason == "ttl" and not self.judge.bounds("ttl_ms", self.op.ended):
+            self._wrong("a tombstone for a time that the topic does not have")
         if (reason == "recreated") is not (start > self.page["head_seq"]):
             self._wrong("a cursor from another life is told so, and no other")
         moved = self.op.args.get("wait_ms") and self.op.args.get("node")  # past records that the reader did not want

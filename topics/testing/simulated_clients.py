@@ -8,13 +8,15 @@ import trio
 from topics.testing.history import APPEND, DELETE, DIFF, OK, PUT, REMOVE, STATE, Op
 from topics.testing.simulated_calls import Caller, Deed
 from topics.testing.simulated_consumers import Consumer
-from topics.testing.simulated_topics import DEAD, GROUPS, is_queue
+from topics.testing.simulated_topics import DEAD, GROUPS, RECORDS, has_keys, has_lifetimes, is_queue
 from topics.testing.simulated_workers import Worker
 
 if TYPE_CHECKING:
     from topics.testing.simulation import Simulation
 
 OPS_PER_CLIENT = 8
+LIFETIMES_MS = (1, 20, 60, 150)
+KEYS = tuple(f"k{number}" for number in range(5))
 AUDIT_AFTER_S = 1.3  # by then no lease and no delay holds anything
 TAGS = (None, None, "a", "a:1", "a:2", "b")
 MATCHES = ("a", "a*", "a:*", "b", "*", "none")
@@ -57,6 +59,9 @@ class Client:
 
     async def _append(self, topic: str) -> None:
         dice = self._dice
+        if has_keys(topic):
+            await self._append_once(topic)
+            return
         count = dice.choice((1, 1, 1, 2, 3, 9))
         args: dict[str, Any] = {
             "write": f"{self._caller.name}-{self._writes}",
@@ -68,10 +73,21 @@ class Client:
         }
         if is_queue(self._topics[topic]):
             args["terms"] = self._worker.terms(topic, count)
+        elif has_lifetimes(topic):
+            args["terms"] = [{"ttl_ms": dice.choice(LIFETIMES_MS)} if dice.random() < 0.6 else {} for _ in range(count)]
         self._writes += 1
         if args["keyed"]:
             self._keyed.append((topic, args))
         await self._send_append(topic, args)
+
+    async def _append_once(self, topic: str) -> None:
+        """Records that say which ones they are; others send them, too."""
+        keys = [self._dice.choice(KEYS) for _ in range(self._dice.choice((1, 1, 2, 4)))]
+        config = self._topics[topic] if self._dice.random() < 0.8 else None
+        records = [{"data": [key, 0], "dedup_key": key} for key in keys]
+        body = {"records": records, "create": config is not None}
+        body |= {"config": config} if config is not None else {}
+        await self._caller.call(APPEND, topic, {"keys": keys, "config": config}, body)
 
     async def _again(self, topic: str) -> None:
         """Send a write again, as if its answer had never come; perhaps it has not."""
@@ -142,6 +158,8 @@ class Client:
         """Take every job, when nobody holds any, read everything from the beginning, and count it."""
         if any(is_queue(config) for config in self._topics.values()):
             await trio.sleep(AUDIT_AFTER_S)
+        elif self._kind == RECORDS:
+            await trio.sleep(max(LIFETIMES_MS) / 1000)
         for topic, config in self._topics.items():
             if self._kind == GROUPS:
                 await self._consumer.audit(topic)

@@ -4,8 +4,8 @@ import random
 from typing import Any
 
 Config = dict[str, Any]
-LOGS, QUEUES, GROUPS = "logs", "queues", "groups"
-KINDS = (LOGS, QUEUES, GROUPS)
+LOGS, QUEUES, GROUPS, RECORDS = "logs", "queues", "groups", "records"
+KINDS = (LOGS, QUEUES, GROUPS, LOGS, QUEUES, RECORDS)
 DEAD = "dead"  # where dead letters go
 SAFE: Config = {"durability": "fsync"}
 
@@ -38,6 +38,23 @@ GROUP_CONFIGS: tuple[tuple[str, Config], ...] = (
     ("disk", {"durability": "disk"}),
     ("memory", {"durability": "memory"}),
 )
+# Records with lifetimes, and records with keys.
+RECORD_CONFIGS: tuple[tuple[str, Config], ...] = (
+    ("lives", SAFE),
+    ("lives-disk", {"durability": "disk"}),
+    ("lives-capped", {"durability": "fsync", "cap_records": 5}),
+    ("once", SAFE),
+    ("once-soon", {"durability": "fsync", "idempotency_window_ms": 150}),
+    ("once-disk", {"durability": "disk"}),
+)
+
+
+def has_keys(topic: str) -> bool:
+    return topic.startswith("once")
+
+
+def has_lifetimes(topic: str) -> bool:
+    return topic.startswith("lives")
 
 
 def kind_of(seed: int) -> str:
@@ -62,5 +79,7 @@ def pick_topics(kind: str, dice: random.Random) -> dict[str, Config]:
         return picked | ({DEAD: SAFE} if any("dead_letter" in config for config in picked.values()) else {})
     if kind == GROUPS:
         return dict(dice.sample(GROUP_CONFIGS, dice.choice((1, 1, 2))))
+    if kind == RECORDS:
+        return dict(dice.sample(RECORD_CONFIGS, dice.choice((1, 1, 2))))
     picked = dict(dice.sample(LOG_CONFIGS, dice.randint(1, 3)))
     return picked if dice.random() < 0.5 else picked | {"safe": SAFE}
