@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import msgpack
+import msgspec
 import pytest
 
 from tests.shards.test_formats import REGENERATE, u
@@ -15,6 +16,7 @@ from topics.core.config import TopicConfig
 from topics.core.groups import Group, GroupEvent
 from topics.core.lease_events import Kept, LeaseEvent, Replayed
 from topics.core.lease_parts import Failure, Grant, Lease, Move
+from topics.core.lease_snapshot import Snapshot
 from topics.core.leases import Leases
 from topics.core.topic import Topic
 
@@ -38,6 +40,7 @@ def all_of_it() -> Leases:
     leases.release([43], NOW + 5000, NOW, Failure("no bucket", NOW))
     leases.moving[30] = Move("jobs.dead", 3, NOW, "boom", NOW - 1)
     leases._cursors = {9: 44}
+    leases.free.spared = {41: 2}
     return leases
 
 
@@ -166,11 +169,19 @@ def test_the_table_of_leases():
     ]
     assert fields[7] == [[4, "jobs.dead", 3, NOW, "boom", NOW - 1, False], [9, "jobs", 0, NOW, "", 0, True]]
     assert fields[8:11] == [[[4]], [[9], True], [[7]]]
-    clean, durable, (cursor, dead, nodes, held, delayed, deliveries, moving, cursors, failures) = fields[11]
+    clean, durable, (cursor, dead, nodes, held, delayed, deliveries, moving, cursors, failures, spared) = fields[11]
     assert (clean, durable, dead, nodes) == (True, False, 2, ["w1", "wé"])
     assert (cursor, cursors) == (44, [[9, 44]])
     assert held == [[41, 10, NOW + 30_000, 0], [44, 12, NOW + 60_000, 1, 5]]
     assert (delayed, deliveries) == ([[43, NOW + 5000]], [])
     assert (moving, failures) == ([[30, "jobs.dead", 3, NOW, "boom", NOW - 1, False]], [[43, "no bucket", NOW]])
+    assert spared == [[41, 2]]
     assert fields[12] == fields[13] == []
     assert fields[15] == [False, True, fields[11][2], True]
+
+
+@pytest.mark.parametrize(("fields", "later"), [(7, ("cursors", "failures", "spared")), (9, ("spared",))])
+def test_leases_as_earlier_versions_kept_them_are_read(fields, later):
+    whole = msgpack.unpackb(Kept(all_of_it().snapshot(), clean=True, durable=True).encode(7, 3, NOW))[4][2]
+    expected = msgspec.structs.replace(all_of_it().snapshot(), **{name: {} for name in later})
+    assert Snapshot.unpack(whole[:fields]) == expected
