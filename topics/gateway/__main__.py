@@ -27,6 +27,7 @@ from topics.gateway.server import Server
 from topics.gateway.shard_calls import Shards
 from topics.gateway.slots import RequestSlots, StreamSlots
 from topics.gateway.table import ROUTES
+from topics.heap import keep_large_buffers
 from topics.keys import KeyRing
 from topics.rpc.calls import Call
 from topics.rpc.peer import Peer
@@ -120,6 +121,7 @@ def main(argv: list[str] | None = None) -> int:
     boot = GatewayBoot.read(parser.parse_args(argv).boot_fd)
     logs.inherit(f"gateway-{boot.index}")
     _allow_many_files()
+    keep_large_buffers()
     gc.freeze()  # what was imported stays; the collector need not look at it again
     trio.run(serve, boot)
     return 0

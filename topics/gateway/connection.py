@@ -144,8 +144,10 @@ class Connection:
             await self._send(rest)
 
     def _send_now(self, buffers: list[bytes]) -> list[memoryview]:
-        """In one go; what the kernel did not take."""
+        """In one go; what the kernel did not take. A large answer is left to `_send`."""
         size = sum(map(len, buffers))
+        if size > limits.HTTP_SEND_BYTES:
+            return [memoryview(buffer) for buffer in buffers if buffer]
         if size <= limits.HTTP_JOIN_BYTES:
             buffers = [b"".join(buffers)]
             sent = self._try(self.sock.send, buffers[0])
@@ -169,17 +171,22 @@ class Connection:
             raise ClientGone from None
 
     async def _send(self, data: memoryview) -> None:
+        """Others have their turn after each piece: a copy into the kernel takes as long as an answer of theirs."""
         began, size = self.server.now, len(data)
         while True:
-            sent = self._try(self.sock.send, data)
-            if sent == len(data):
+            piece = data[: limits.HTTP_SEND_BYTES]
+            sent = self._try(self.sock.send, piece)
+            data = data[sent:]
+            if not data:
                 self.deadline = inf
                 self._sending = False
                 return
-            data = data[sent:]
             self.deadline = self._until(began, size - len(data), self.server.patience.send_s)
             self._sending = True
-            await wait_writable(self.sock)
+            if sent == len(piece):
+                await checkpoint()
+            else:
+                await wait_writable(self.sock)
 
     def _until(self, began: float, moved: int, patience_s: float) -> float:
         """How long to wait for the next piece of what began to move then: not for ever, however small the pieces."""
