@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tests.core.strategies import json_texts, many, meta_texts, some, texts
 from topics import errors, limits
 from topics.core.match import TagMatch
+from topics.core.queue_requests import decode_redrive
 from topics.core.requests import Append, Diff, decode_append, decode_delete, decode_diff, quoted
 from topics.errors import TopicsError
 from topics.limits import Limits
@@ -468,3 +469,9 @@ def test_a_delete_is_refused_with_a_reason(fields, said):
 @pytest.mark.parametrize("body", [b"", b"[]", b"null", b'{"match":"\xff"}', b'{"match":"\\ud800"}', b'{"before_seq":'])
 def test_what_is_no_delete(body):
     refused(decode_delete, body, BOUNDS)
+
+
+@pytest.mark.parametrize("number", [b"1e400", b"-1e400", b"9" * 5000, b'["tag","Eq",1e400]'])
+def test_a_match_with_a_number_beyond_all_bounds_is_refused(number):
+    refused(decode_delete, b'{"match":%b}' % number, BOUNDS)
+    refused(decode_redrive, b'{"to":"jobs","match":%b}' % number, "letters", BOUNDS)

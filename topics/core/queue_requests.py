@@ -1,6 +1,6 @@
 """Bodies of the queue calls (API §10): decoded once, checked, clamped."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -43,7 +43,7 @@ class ExtendBody(SettleBody, frozen=True, kw_only=True):
 
 class RedriveBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # it moves things
     to: str
-    match: msgspec.Raw = msgspec.Raw(b"")
+    match: Any = None
     limit: int | None = None
 
 
@@ -76,7 +76,6 @@ _ack = msgspec.json.Decoder(SettleBody)
 _nack = msgspec.json.Decoder(NackBody)
 _extend = msgspec.json.Decoder(ExtendBody)
 _redrive = msgspec.json.Decoder(RedriveBody)
-_any = msgspec.json.Decoder()
 BodyT = TypeVar("BodyT", bound=SettleBody)
 
 
@@ -119,8 +118,8 @@ def decode_redrive(body: bytes | memoryview, topic: str, bounds: Limits) -> Redr
     limit = parsed.limit if parsed.limit is not None else limits.REDRIVE_DEFAULT
     if limit < 1:
         raise invalid("limit must be a whole number, 1 or more", field="limit")
-    given = bytes(parsed.match) not in (b"", b"null")
-    return Redrive(parsed.to, parse_match(_any.decode(parsed.match)) if given else None, min(limit, limits.REDRIVE_MAX))
+    match = parse_match(parsed.match) if parsed.match is not None else None
+    return Redrive(parsed.to, match, min(limit, limits.REDRIVE_MAX))
 
 
 def check_worker(node: str, bounds: Limits) -> str:

@@ -62,7 +62,7 @@ class DiffBody(msgspec.Struct, frozen=True):
 
 class DeleteBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):  # what it does cannot be undone
     before_seq: int | None = None
-    match: msgspec.Raw = _NO_RAW
+    match: Any = None
 
 
 class Append(msgspec.Struct, frozen=True):
@@ -110,7 +110,6 @@ _records = msgspec.json.Decoder(list[RecordIn])
 _diff = msgspec.json.Decoder(DiffBody)
 _delete = msgspec.json.Decoder(DeleteBody)
 _meta = msgspec.json.Decoder(dict[str, str])
-_any = msgspec.json.Decoder()
 _quote = msgspec.json.Encoder().encode
 
 
@@ -276,7 +275,7 @@ def decode_diff(body: bytes | memoryview, bounds: Limits) -> Diff:
 
 def decode_delete(body: bytes | memoryview, bounds: Limits) -> Delete:
     parsed: DeleteBody = decode_body(_delete, body, bounds)
-    match = parse_match(_any.decode(parsed.match)) if _given(parsed.match) else None
+    match = parse_match(parsed.match) if parsed.match is not None else None
     if parsed.before_seq is None and match is None:
         raise invalid("give before_seq, match or both: a delete must say what to remove")
     if parsed.before_seq is not None and not 0 <= parsed.before_seq <= U64_MAX:
