@@ -2,7 +2,9 @@
 
 import time
 from collections.abc import Iterator
+from math import inf
 
+import httpx
 import pytest
 import trio
 
@@ -50,6 +52,13 @@ def test_topics_and_records(topics):
     assert topics.delete("c.log", match="x")["deleted"] == 1
     assert [topic["topic"] for topic in topics.topics("c.")] == ["c.log"]
     assert topics.remove_topic("c.log")["deleted"]
+
+
+def test_numbers_that_python_cannot_hold_are_infinite_and_hide_nothing(server, topics):
+    body = b'{"records":[{"data":1e400},{"data":%b},{"data":3}]}' % (b"9" * 5000)
+    answer = httpx.post(f"{server.url}/v0/topics/c.huge", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 201
+    assert [record["data"] for record in topics.read("c.huge")] == [inf, inf, 3]
 
 
 def test_all_records_are_read_and_then_followed(topics):

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from math import inf
 
 import pytest
 
@@ -33,6 +34,11 @@ def test_records(db):
     assert [record["$seq"] for record in db.read("orders")] == [2]
     again = db.append("orders", [{"data": 3}], idempotency_key="once")
     assert db.append("orders", [{"data": 3}], idempotency_key="once")["seqs"] == again["seqs"] == [3]
+
+
+def test_numbers_that_python_cannot_hold_are_infinite_and_hide_nothing(db):
+    db.append("huge", [{"data": b"1e400"}, {"data": b"-" + b"9" * 5000}, {"data": 3}])
+    assert [record["data"] for record in db.read("huge")] == [inf, -inf, 3]
 
 
 def test_bytes_are_json_already_and_come_back_as_they_were(db):

@@ -1,5 +1,6 @@
 """The API's calls as requests, and its answers: what the two clients have in common."""
 
+import json
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -205,7 +206,7 @@ def options(request: Request, timeout_s: float) -> dict[str, Any]:
 def read(answer: httpx.Response) -> dict[str, Any]:
     """The body of an answer. Raises ApiError."""
     try:
-        body = answer.json()
+        body = parse(answer.content)
     except ValueError:
         body = {"error": {"code": "internal", "message": answer.text[:200]}}
     if answer.is_success and isinstance(body, dict):
@@ -213,6 +214,22 @@ def read(answer: httpx.Response) -> dict[str, Any]:
     error = body.get("error", {}) if isinstance(body, dict) else {}
     code, message = error.get("code", "internal"), error.get("message", "")
     raise ApiError(answer.status_code, code, message, error.get("detail", {}))
+
+
+def parse(text: bytes) -> Any:
+    """JSON as Python has it. A number in somebody's data that Python cannot hold becomes infinite: it must not keep the
+    records beside it from being read."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return json.loads(text, parse_int=_whole)
+
+
+def _whole(digits: str) -> int | float:
+    try:
+        return int(digits)
+    except ValueError:  # Python's bound on digits
+        return float(digits)
 
 
 def retry_after_s(answer: httpx.Response) -> float:

@@ -22,7 +22,7 @@ from topics.embedded.loop import Loop, failed
 from topics.errors import TopicsError
 
 _encode = msgspec.json.Encoder().encode
-_decode = msgspec.json.Decoder().decode
+_decode_fast = msgspec.json.Decoder().decode
 _whole = msgspec.json.Decoder(msgspec.Raw).decode
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _split_records = msgspec.json.Decoder(list[dict[str, msgspec.Raw]]).decode
@@ -119,6 +119,13 @@ class Database(Api):
     def _raise_failure(self) -> None:
         if self._loop.failure is not None:
             raise failed(self._loop.failure)
+
+
+def _decode(text: bytes | msgspec.Raw) -> Any:
+    try:
+        return _decode_fast(text)
+    except msgspec.ValidationError:  # a number out of bounds
+        return calls.parse(bytes(text))
 
 
 def _keep_data(record: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
