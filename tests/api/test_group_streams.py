@@ -124,6 +124,24 @@ class TestCredits:
         assert ws.refused("invalid_request", "credit", topic=name)["detail"]["field"] == "n"
         assert ws.refused("invalid_request", "credit", topic=name, n=1, m=1)["detail"]["field"] == "m"
 
+    def test_at_the_head_it_is_caught_up_without_credits(self, http, ws, name):
+        append(http, name, 1)
+        ws.ask("subscribe", topic=name, tail=True, credits=0)
+        assert ws.next()["op"] == "caught_up"
+        append(http, name, 2)
+        nothing_comes(ws)
+        ws.ask("credit", topic=name, n=1)
+        assert seqs(ws.records(1)) == [2]
+
+    @pytest.mark.parametrize("credits", [0, 1])
+    def test_a_deleted_topic_is_told_without_credits(self, http, ws, name, credits):
+        append(http, name, 1, 2)
+        ws.ask("subscribe", topic=name, credits=credits)
+        assert seqs(ws.records(credits)) == [1][:credits]
+        http.delete(f"/v0/topics/{name}")
+        assert ws.next()["op"] == "topic_deleted"
+        assert ws.refused("invalid_request", "credit", topic=name, n=1)["detail"]["field"] == "topic"
+
     def test_a_deleted_topic_takes_none(self, http, ws, name):
         append(http, name, 1)
         ws.ask("subscribe", topic=name, credits=5)

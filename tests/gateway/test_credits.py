@@ -58,10 +58,12 @@ class Client:
         self.stalled = False
         self.taken = 0
         self.seqs: list[int] = []
+        self.ops: list[str] = []
         self._open = trio.Event()
 
     def push(self, buffers: list[bytes]) -> None:
         frame = json.loads(b"".join(buffers))
+        self.ops.append(frame["op"])
         if frame["op"] == "record":
             self.seqs += [record["$seq"] for record in frame["records"]]
 
@@ -107,3 +109,22 @@ async def _run(history: Any, first: int, limit: int) -> None:
 @given(steps, st.integers(0, 5), st.integers(1, 10))
 def test_as_many_as_there_are_credits_and_all_of_those(history, first, limit):
     trio.run(_run, history, first, limit)
+
+
+async def _wait_for_credits() -> list[str]:
+    log, client = Log(), Client()
+    async with trio.open_nursery() as nursery:
+        feeds = Feeds(log, nursery)  # type: ignore[arg-type]
+        watcher = Watcher(feeds, ws_frames.RENDERER, client, nursery, lambda _: None, Limits())
+        place = watcher.add("t", 0, 1, feeds.view_of(Subscription()), 1)
+        for act in (lambda: log.append(1), lambda: log.append(1), lambda: watcher.grant(place, 2), lambda: log.append(1)):
+            await trio.testing.wait_all_tasks_blocked()
+            act()
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
+    return client.ops
+
+
+def test_caught_up_is_told_again_after_a_wait_for_credits_only():
+    ops = trio.run(_wait_for_credits)
+    assert ops == ["caught_up", "record", "record", "caught_up", "record"]

@@ -13,6 +13,7 @@ from topics.clock import SystemClock
 from topics.core.watching import Start
 from topics.errors import TopicsError
 from topics.gateway.feeds import Feeds
+from topics.gateway.places import Phase, Place
 from topics.gateway.shard_calls import Shards
 from topics.gateway.watcher import Watcher
 from topics.limits import Limits
@@ -68,7 +69,13 @@ class Live:
         self.draining = False
 
     async def run(self) -> None:
-        """Heartbeats and progress, until cancelled."""
+        """Until cancelled."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_for_deleted)
+            nursery.start_soon(self._beat)
+
+    async def _beat(self) -> None:
+        """Heartbeats and progress."""
         clock = SystemClock()
         told = trio.current_time()
         while True:
@@ -79,6 +86,23 @@ class Live:
             if now - told >= limits.PROGRESS_MS / 1000:
                 told = now
                 await self._tell_progress()
+
+    async def _look_for_deleted(self) -> None:
+        """For readers that wait for credits: no feed tells them that their topic is gone."""
+        while True:
+            await trio.sleep(limits.HELD_LOOK_MS / 1000)
+            held: dict[str, list[Place]] = {}
+            for stream in self.streams:
+                for place in stream.watcher.held if stream.watcher is not None else ():
+                    held.setdefault(place.topic, []).append(place)
+            names = list(held)
+            for first in range(0, len(names), limits.WATCH_TOPICS_HARD_MAX):
+                some = names[first : first + limits.WATCH_TOPICS_HARD_MAX]
+                with suppress(TopicsError):  # a shard is down: later
+                    found = await self.places(dict.fromkeys(some, Start()))
+                    for place in (place for topic in some if topic not in found for place in held[topic]):
+                        if place.phase is Phase.HELD:
+                            place.watcher.topic_deleted(place)
 
     def drain(self) -> None:
         """Streams end in good order; clients connect again, and find another server or a later one."""

@@ -48,6 +48,7 @@ class Watcher:
         self.renderer = renderer
         self.last_sent = trio.current_time()
         self.moved: set[Place] = set()  # since somebody last asked
+        self.held: set[Place] = set()  # they follow no feed while they wait for credits
         self._feeds = feeds
         self._nursery = nursery
         self._give_up = give_up
@@ -61,10 +62,15 @@ class Watcher:
 
     # --- places -----------------------------------------------------------------------------------------------------
 
-    def add(self, topic: str, seq: int, epoch: int, view: View, credits: int | None = None) -> Place:
-        """With `credits` at most so many records are sent, until there are more (`grant`)."""
+    def add(
+        self, topic: str, seq: int, epoch: int, view: View, credits: int | None = None, head_seq: int | None = None
+    ) -> Place:
+        """With `credits` at most so many records are sent, until there are more (`grant`); `head_seq`, if known, tells
+        whether there are any."""
         place = self.places[topic] = Place(self, topic, seq, epoch)
         place.credits = credits
+        if head_seq is not None:
+            place.head_seq = head_seq
         self._views[place] = view
         self._behind.append(place)
         self._work_on()
@@ -78,18 +84,20 @@ class Watcher:
             del self.places[place.topic]
         self._views.pop(place, None)
         self.moved.discard(place)
+        self.held.discard(place)
 
-    def move(self, place: Place, seq: int, epoch: int) -> Place:
+    def move(self, place: Place, seq: int, epoch: int, head_seq: int) -> Place:
         """Go on from elsewhere."""
         view = self._views[place]
         self.remove(place)
-        return self.add(place.topic, seq, epoch, view, place.credits)
+        return self.add(place.topic, seq, epoch, view, place.credits, head_seq)
 
     def grant(self, place: Place, credits: int) -> None:
         """The client takes so many more records."""
         assert place.credits is not None
         place.credits += credits
         if place.phase is Phase.HELD:
+            self.held.discard(place)
             place.phase = Phase.BEHIND
             self._behind.append(place)
             self._work_on()
@@ -125,7 +133,7 @@ class Watcher:
         if place.seq >= batch.to_seq:
             return
         if place.credits is not None:  # it reads for itself, as many as it may
-            place.woken = True
+            place.woken, place.head_seq = True, batch.head_seq
             self.fall_behind(place)
             return
         if batch.throttle_ms >= limits.THROTTLE_NOTICE_MS:
@@ -159,6 +167,7 @@ class Watcher:
         if place.phase is Phase.OVER:
             return
         place.phase, place.feed = Phase.OVER, None
+        self.held.discard(place)
         self._push(place, [self.renderer.topic_deleted(place.topic, place.head_seq)])
 
     # --- sending ----------------------------------------------------------------------------------------------------
@@ -220,7 +229,7 @@ class Watcher:
         if place is None:
             return
         if place.credits == 0:
-            place.phase = Phase.HELD
+            self._hold(place)
             return
         try:
             reply = await self._feeds.read(place, self._views[place], self._strong)
@@ -241,6 +250,13 @@ class Watcher:
             if place.seq == before:  # it is the feed that has to come here: its shard was lost, or the topic is another
                 self._pause(place, pause_ms)
             self._behind.append(place)
+
+    def _hold(self, place: Place) -> None:
+        """No record until there are credits. One that has all there is goes on to be told what happens."""
+        if place.seq == place.head_seq and self._go_live(place):
+            return
+        place.phase, place.woken = Phase.HELD, False
+        self.held.add(place)
 
     def _was_misled(self, place: Place, reply: Reply) -> bool:
         """Whether the client was never where it said; then it begins where its session stands."""

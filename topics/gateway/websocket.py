@@ -207,7 +207,7 @@ class WsSession:
     def _follow(self, topic: str, place: Standing, view: View, credits: int | None) -> None:
         self._leave(topic)
         assert self.watcher is not None
-        self.watcher.add(topic, place.from_seq, place.epoch, view, credits)
+        self.watcher.add(topic, place.from_seq, place.epoch, view, credits, place.head_seq)
 
     def _leave(self, topic: str) -> None:
         """Whatever there was of it on this socket is over."""
@@ -262,7 +262,7 @@ class WsSession:
 
         def moved(place: Standing) -> None:
             assert self.watcher is not None
-            self.watcher.move(self.watcher.places[group.topic], place.from_seq, place.epoch)
+            self.watcher.move(self.watcher.places[group.topic], place.from_seq, place.epoch, place.head_seq)
 
         error = await group.keep(moved)
         if error is None:
