@@ -259,6 +259,7 @@ class Access(NamedTuple):
     needs_key: bool = True
     query_token: bool = False  # a browser's EventSource cannot send headers
     names_topic: bool = True  # the name in its path is one that prefixes are about
+    owned: bool = False  # what its path names is one key's: the handler says so first, then checks the scopes
 
 
 # Commands of a WebSocket are checked one by one; opening it takes a key and no scope. `topic.append_config` and
@@ -278,7 +279,7 @@ ROUTE_SCOPES: Mapping[str, Access] = {
     "router.list": Access(READ),
     "router.remove": Access(DELETE),
     "watch.create": Access(READ),
-    "watch.stream": Access(READ, query_token=True, names_topic=False),
+    "watch.stream": Access(READ, query_token=True, names_topic=False, owned=True),
     "ws.open": Access(0),
     "ws.subscribe": Access(READ),
     "ws.credit": Access(READ),

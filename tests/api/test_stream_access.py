@@ -68,12 +68,15 @@ def streams(http):
 
 
 class TestKeys:
-    @pytest.mark.parametrize("key", [None, "wrong", "other", "one"])
+    @pytest.mark.parametrize("key", [None, "wrong", "other", "one", "writer"])
     def test_only_the_key_that_made_a_session_opens_it(self, http, topic, key):
         wid = create(http, topic)
         stream = open_stream(http, wid, headers=bearer(key) if key else {})
         assert stream.status == 401
         assert stream.body()["error"]["code"] == "unauthorized"
+        assert stream.headers["www-authenticate"] == "Bearer"
+        assert http.head(f"/v0/watch/{wid}", headers=bearer(key) if key else {}).status_code == 401
+        assert http.head(f"/v0/watch/{wid}", headers=bearer("full")).status_code == 200
         right = open_stream(http, wid, headers=bearer("full"))
         assert right.records(1)
         right.close()
@@ -81,7 +84,8 @@ class TestKeys:
     def test_a_key_without_read_neither_makes_nor_opens(self, http, topic):
         answer = http.post("/v0/watch", json={"topics": {topic: {}}}, headers=bearer("writer"))
         assert (answer.status_code, answer.json()["error"]["code"]) == (403, "forbidden")
-        assert open_stream(http, create(http, topic), headers=bearer("writer")).status == 403
+        for wid in ("wid_" + "A" * 22, "wid_short"):
+            assert open_stream(http, wid, headers=bearer("writer")).status == 403
 
     def test_every_topic_of_the_body_is_checked(self, http, topic):
         append(http, f"tenant1:{topic}", 1)

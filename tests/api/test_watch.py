@@ -104,7 +104,9 @@ class TestOpen:
         assert stream.body()["error"]["code"] == "not_acceptable"
 
     def test_a_wid_must_be_one_and_be_known(self, http):
-        assert http.get("/v0/watch/wid_short").status_code == 400
+        for ask in (http.get, http.head):
+            assert ask("/v0/watch/wid_short").status_code == 400
+            assert ask("/v0/watch/wid_" + "A" * 22).status_code == 404
         answer = http.get("/v0/watch/wid_" + "A" * 22)
         assert answer.status_code == 404
         assert answer.json()["error"]["code"] == "not_found"

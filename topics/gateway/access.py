@@ -47,7 +47,7 @@ class Door:
                 request.group = decode_name(names[1], "group")
         if names and access.names_topic:
             authorise(request.principal, access.scopes, request.name)
-        else:
+        elif not access.owned:
             authorise(request.principal, access.scopes)
         if request.principal.index >= 0 and not route.stream:
             visitor.enter(request.principal.index)

@@ -16,8 +16,8 @@ from topics.gateway.dispatch import Gateway
 from topics.gateway.live import Live
 from topics.gateway.messages import Refusal, Request, Response
 from topics.gateway.routing import Route
-from topics.gateway.watch_stream import LATER, Attachment, WatchStream
-from topics.keys import authorise
+from topics.gateway.watch_stream import LATER, Attachment, WatchStream, owner_of
+from topics.keys import ROUTE_SCOPES, authorise
 
 WID_BYTES = 16
 _WID = re.compile(r"wid_[A-Za-z0-9_-]{22}")
@@ -52,11 +52,13 @@ async def create(gateway: Gateway, request: Request) -> Response:
 
 async def stream(gateway: Gateway, request: Request) -> Response:
     live = live_of(gateway)
+    await check_access(live, request)
     check_accept(request)
     wid = request.name
     if not _WID.fullmatch(wid):
         raise invalid("this is not the id of a watch session; POST /v0/watch gives one", field="wid")
     if request.method == "HEAD":  # must not take the session over
+        await look(live, request)
         return Response(b"", content_type=sse.CONTENT_TYPE, headers=sse.HEADERS)
     last_id = request.headers.get(b"last-event-id", b"").decode("latin-1") or request.args.get("cursor", "")
     slot = gateway.door.streams.take(request.principal.index)
@@ -73,6 +75,29 @@ async def stream(gateway: Gateway, request: Request) -> Response:
         raise
     body = WatchStream(live, wid, attachment, session, slot, last_id)
     return Response(b"", content_type=sse.CONTENT_TYPE, headers=sse.HEADERS, stream=body)
+
+
+async def check_access(live: Live, request: Request) -> None:
+    """A session of another key is that key's, whatever this one may do: 401. Else 403 without the scope."""
+    scopes = ROUTE_SCOPES["watch.stream"].scopes
+    if request.principal.allows(scopes):
+        return  # whose session it is will show when the stream takes it
+    if _WID.fullmatch(request.name):
+        try:
+            await look(live, request)
+        except TopicsError as error:
+            if error.code == errors.UNAUTHORIZED:
+                raise
+    authorise(request.principal, scopes)
+
+
+async def look(live: Live, request: Request) -> None:
+    """Raises what a stream of this session would be refused with. While its shard is down a stream would be opened."""
+    try:
+        await live.shards.call(request.name, "watch.look", {"wid": request.name, "owner": owner_of(request.principal)})
+    except TopicsError as error:
+        if error.code not in LATER:
+            raise
 
 
 def live_of(gateway: Gateway) -> Live:

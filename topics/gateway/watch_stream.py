@@ -57,6 +57,11 @@ class Session:
         self.clean: bool = item.head["clean"]
 
 
+def owner_of(principal: Principal) -> str:
+    """As shards want it. Without keys every session is everybody's."""
+    return principal.fingerprint() if principal.index >= 0 else "*"
+
+
 class Attachment:
     """A stream's hold on its session."""
 
@@ -64,7 +69,7 @@ class Attachment:
         self._peer = live.shards.peer_of(wid)
         self._wid = wid
         self._principal = principal
-        self._owner = principal.fingerprint() if principal.index >= 0 else "*"
+        self._owner = owner_of(principal)
         self._stream: Stream | None = None
         self.id = secrets.token_hex(8)
 
@@ -79,7 +84,7 @@ class Attachment:
         await stream.__aenter__()
         try:
             session = Session(await stream.__anext__())
-            authorise(self._principal, 0, *session.subscription.topics)
+            authorise(self._principal, 0, *session.subscription.topics)  # scopes were checked before
         except StopAsyncIteration:
             raise Refusal(409, TAKEN_OVER) from None
         except BaseException:

@@ -212,9 +212,12 @@ class SessionHead(msgspec.Struct, frozen=True):
     cursors: Cursors
 
 
-class AttachHead(msgspec.Struct, frozen=True):
+class LookHead(msgspec.Struct, frozen=True):
     wid: Id
     owner: str  # "*" matches all
+
+
+class AttachHead(LookHead, frozen=True):
     stream: Id
     cursors: Cursors | None = None  # of a stream that goes on
 

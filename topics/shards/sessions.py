@@ -2,6 +2,7 @@
 
     method          head                       body         reply head
     watch.create    wid, owner, cursors        definition
+    watch.look      wid, owner
     watch.attach    wid, owner, stream,                     item: cursors, clean, created_ms (body: the definition);
                     cursors (optional)                      then, when the stream loses the session, reply: reason
     watch.detach    wid, stream, cursors, exact
@@ -30,7 +31,7 @@ from topics import errors, limits
 from topics.errors import TopicsError, invalid
 from topics.rpc.calls import Call, Handler
 from topics.shards.book import Book
-from topics.shards.heads import AttachHead, DetachHead, ProgressHead, SessionHead, read_head
+from topics.shards.heads import AttachHead, DetachHead, LookHead, ProgressHead, SessionHead, read_head
 from topics.shards.session import DEFINITION, SAVED, Session, decode_definition, decode_saved
 from topics.shards.store import Store
 
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 NAME = "$sessions"
 STOPPED = "stopped"  # the mark
 ANYBODY = "*"
-METHODS = ("watch.create", "watch.attach", "watch.detach", "watch.progress")
+METHODS = ("watch.create", "watch.look", "watch.attach", "watch.detach", "watch.progress")
 
 
 def _ignore(_: object) -> None:
@@ -60,7 +61,7 @@ class Sessions:
         self._load()
 
     def handlers(self) -> Mapping[str, Handler]:
-        return dict(zip(METHODS, (self.create, self.attach, self.detach, self.progress), strict=True))
+        return dict(zip(METHODS, (self.create, self.look, self.attach, self.detach, self.progress), strict=True))
 
     def _load(self) -> None:
         now = self._engine.now()
@@ -109,6 +110,12 @@ class Sessions:
         self._book.put(DEFINITION + head.wid, session.definition(call.body), done, fail)
         self._coming.add(head.wid)
         self._count()
+
+    def look(self, call: Call) -> None:
+        """Whether a stream could have it. Does not count as an access."""
+        head = read_head(call.head, LookHead)
+        _check_owner(self._find(head.wid), head.owner)
+        call.reply({})
 
     def attach(self, call: Call) -> None:
         head = read_head(call.head, AttachHead)
