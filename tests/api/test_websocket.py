@@ -294,6 +294,23 @@ class TestCommands:
             assert closed.value.rcvd is not None
             assert closed.value.rcvd.code == 1009
 
+    @pytest.mark.parametrize(
+        ("frame", "code"),
+        [
+            (b"\x81\x82\0\0\0\0\xff\xfe", 1007),  # text that is not UTF-8
+            (b"\x81\x02{}", 1002),  # not masked
+            (b"\x83\x80\0\0\0\0", 1002),  # an opcode that does not exist
+        ],
+    )
+    def test_who_breaks_the_protocol_is_told(self, server, frame, code):
+        with Socket(server.port, "full") as socket:
+            assert socket.ask("ping")["op"] == "pong"
+            socket.ws.socket.sendall(frame)
+            with pytest.raises(ConnectionClosed) as closed:
+                socket.receive()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.code == code
+
     def test_a_ping_of_the_protocol_is_answered(self, ws):
         assert ws.ws.ping().wait(WAIT_S)
 

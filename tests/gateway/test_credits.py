@@ -1,6 +1,7 @@
 """A live reader with credits: whatever comes, and whenever it grants more, it gets all it asked for and never more."""
 
 import json
+from functools import partial
 from typing import Any
 
 import trio
@@ -117,9 +118,9 @@ async def _wait_for_credits() -> list[str]:
         feeds = Feeds(log, nursery)  # type: ignore[arg-type]
         watcher = Watcher(feeds, ws_frames.RENDERER, client, nursery, lambda _: None, Limits())
         place = watcher.add("t", 0, 1, feeds.view_of(Subscription()), 1)
-        for act in (lambda: log.append(1), lambda: log.append(1), lambda: watcher.grant(place, 2), lambda: log.append(1)):
+        for act, count in ((log.append, 1), (log.append, 1), (partial(watcher.grant, place), 2), (log.append, 1)):
             await trio.testing.wait_all_tasks_blocked()
-            act()
+            act(count)
         await trio.testing.wait_all_tasks_blocked()
         nursery.cancel_scope.cancel()
     return client.ops

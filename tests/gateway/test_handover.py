@@ -11,6 +11,7 @@ import h2.events
 import quart
 import trio
 import wsproto
+from hypercorn.protocol import ws_stream
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
@@ -39,6 +40,8 @@ def test_hypercorn_has_not_moved():
     assert all(f"stream.{name}" in source for name in used_of_stream)
     assert used_of_stream <= {*dir(ReplayedStream), "socket"}
     assert not hasattr(ReplayedStream, "do_handshake")  # by its absence Hypercorn tells plain from TLS
+    assert " Connection(" in inspect.getsource(ws_stream)
+    assert "ConnectionState.REMOTE_CLOSING" in inspect.getsource(ws_stream.WSStream._handle_events)
     for name in vars(hypercorn_config(1024)):
         assert hasattr(type(hypercorn_config(1024)), name) or name.startswith("_"), name
 

@@ -6,17 +6,21 @@ constraints.txt), and tests/gateway/test_handover.py fails loudly if they move.
 
 import logging
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
 import trio
 from hypercorn.app_wrappers import ASGIWrapper
 from hypercorn.config import Config
+from hypercorn.protocol import ws_stream
 from hypercorn.trio.lifespan import Lifespan
 from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 from hypercorn.typing import ConnectionState, LifespanState
+from wsproto.connection import Connection
+from wsproto.connection import ConnectionState as Stage
+from wsproto.events import CloseConnection, Event
 
 from topics import limits
 from topics.gateway.access import Door
@@ -115,6 +119,19 @@ class ConnectionContext(WorkerContext):
         else:
             with trio.move_on_after(wait):
                 await self.over.wait()
+
+
+class TellingConnection(Connection):
+    """A client that breaks the WebSocket protocol is told how (1002, 1007): Hypercorn answers only one that closes."""
+
+    def events(self) -> Iterator[Event]:  # type: ignore[override]
+        for event in super().events():
+            if isinstance(event, CloseConnection) and self._state is Stage.OPEN:
+                self._state = Stage.REMOTE_CLOSING
+            yield event
+
+
+ws_stream.Connection = TellingConnection  # type: ignore[attr-defined]
 
 
 class ReplayedStream:
