@@ -184,6 +184,10 @@ class TestSubscribe:
         assert ws.ask("subscribe", topic=topics[0], from_seq=1)["op"] == "subscribed"  # one that it has already
         ws.ask("unsubscribe", topic=topics[0])
         assert ws.ask("subscribe", topic=topics[-1])["op"] == "subscribed"
+        ws.refused("invalid_request", "subscribe", topic=topics[0])
+        http.delete(f"/v0/topics/{topics[1]}")
+        ws.next("topic_deleted")
+        assert ws.ask("subscribe", topic=topics[0])["op"] == "subscribed"  # what is gone takes no room
 
     @pytest.mark.parametrize(
         "fields",

@@ -22,7 +22,7 @@ from topics.gateway.batches import View
 from topics.gateway.dispatch import Gateway, performance, shutting_down
 from topics.gateway.live import Live, Standing
 from topics.gateway.messages import ClientGone
-from topics.gateway.places import Phase
+from topics.gateway.places import Place
 from topics.gateway.sinks import QueueSink, TooSlow
 from topics.gateway.statuses import STATUS
 from topics.gateway.visitor import Visitor
@@ -48,6 +48,14 @@ class Socket(Protocol):
     async def receive(self) -> str | bytes: ...
 
     async def send(self, text: str) -> None: ...
+
+
+class WsWatcher(Watcher):
+    """A topic that is gone takes no room on a socket. (The ids of an event stream go on naming it.)"""
+
+    def topic_deleted(self, place: Place) -> None:
+        super().topic_deleted(place)
+        self.remove(place)
 
 
 class WsSession:
@@ -85,7 +93,7 @@ class WsSession:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 feeds, bounds = self._live.feeds, self._live.bounds
-                self.watcher = Watcher(feeds, ws_frames.RENDERER, self._sink, nursery, self._gave_up, bounds)
+                self.watcher = WsWatcher(feeds, ws_frames.RENDERER, self._sink, nursery, self._gave_up, bounds)
                 nursery.start_soon(self._receive, socket, nursery)
                 nursery.start_soon(self._send, socket)
                 await self.over.wait()
@@ -234,7 +242,7 @@ class WsSession:
         place = watcher.places.get(topic)
         if place is None:
             self._check_not_lost(topic)
-        if place is None or place.credits is None or place.phase is Phase.OVER:
+        if place is None or place.credits is None:
             raise invalid("this socket has no subscription of the topic that counts credits", field="topic")
         check_credits(command.n, "n", 1, limits.WS_CREDITS_MAX - place.credits)
         watcher.grant(place, command.n)
@@ -262,7 +270,8 @@ class WsSession:
 
         def moved(place: Standing) -> None:
             assert self.watcher is not None
-            self.watcher.move(self.watcher.places[group.topic], place.from_seq, place.epoch, place.head_seq)
+            if group.topic in self.watcher.places:  # else it is gone, and the group with it
+                self.watcher.move(self.watcher.places[group.topic], place.from_seq, place.epoch, place.head_seq)
 
         error = await group.keep(moved)
         if error is None:
@@ -279,7 +288,8 @@ class WsSession:
         topic, watcher = group.topic, self.watcher
         assert watcher is not None
         if error.code == errors.TOPIC_NOT_FOUND:
-            watcher.topic_deleted(watcher.places[topic])
+            if topic in watcher.places:  # else a reader noticed first
+                watcher.topic_deleted(watcher.places[topic])
             del self._groups[topic]
             return
         self._leave(topic)
