@@ -65,14 +65,23 @@ def test_promtool_accepts_the_metrics_the_config_and_the_rules(http, tmp_path):
     fixed = ("topics_uptime_ms", "topics_wal_fsync_latency_us")
     said = [line for line in (done.stderr + done.stdout).splitlines() if line and not line.startswith(fixed)]
     assert said == []
-    for name in ("prometheus.yml", "topics-alerts.yml"):
-        (tmp_path / name).write_text(
-            (DEPLOY / name).read_text().replace("/etc/prometheus/topics-key", str(tmp_path / "key"))
-        )
-    (tmp_path / "key").write_text("secret")
-    done = subprocess.run([tool, "check", "config", str(tmp_path / "prometheus.yml")], capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "11 rules found" in done.stdout
+    for config in (DEPLOY / "prometheus.yml", with_key(tmp_path)):
+        done = subprocess.run([tool, "check", "config", str(config)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "11 rules found" in done.stdout
+
+
+def with_key(folder):
+    """The config as it is for a server with keys: the lines about them taken in."""
+    (folder / "topics-alerts.yml").write_text((DEPLOY / "topics-alerts.yml").read_text())
+    (folder / "key").write_text("secret")
+    text = (DEPLOY / "prometheus.yml").read_text()
+    for line in ("authorization:", "  credentials_file: /etc/prometheus/topics-key"):
+        assert f"    # {line}\n" in text
+        text = text.replace(f"    # {line}\n", f"    {line}\n")
+    made = folder / "prometheus.yml"
+    made.write_text(text.replace("/etc/prometheus/topics-key", str(folder / "key")))
+    return made
 
 
 STALLED = """
