@@ -1,6 +1,7 @@
 """`python -m loadtest`: measure the server, and what users could pick instead, in one run."""
 
 import argparse
+import json
 import sys
 import tempfile
 import time
@@ -45,6 +46,7 @@ def parse_args(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     about_data = "where servers write while measured; needs a real disk and some GB (default: below the results)"
     parser.add_argument("--data", type=Path, metavar="DIR", help=about_data)
+    parser.add_argument("--json", action="store_true", help="print the results as one JSON object, all else to stderr")
     args = parser.parse_args(argv)
     standard = [name for name, work in WORKLOADS.items() if work.by_default and (work.in_quick or not args.quick)]
     args.chosen = args.only.split(",") if args.only else standard
@@ -64,7 +66,7 @@ def sizes_of(args: argparse.Namespace) -> Sizes:
 
 def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
     args = parse_args(argv)
-    console = Console()
+    console = Console(stderr=args.json)
     results = args.results or Path(RESULTS) / time.strftime("%Y%m%d-%H%M%S")
     data = args.data or results
     data.mkdir(parents=True, exist_ok=True)
@@ -77,7 +79,7 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
         seen["warning"] = warning  # it belongs to the numbers, wherever they go
 
     def say(text: str) -> None:
-        print(text, flush=True)
+        print(text, flush=True, file=sys.stderr if args.json else sys.stdout)
 
     outcomes: list[Outcome] = []
     curves: list[growth.Curve] = []
@@ -89,9 +91,14 @@ def main(argv: Sequence[str] | None = None, sizes: Sizes | None = None) -> int:
             else:
                 outcomes = [run(WORKLOADS[name], bench) for name in args.chosen]
     except WrongAnswer as wrong:
-        console.print(f"[bold red]wrong answer:[/] {escape(str(wrong))}", highlight=False, soft_wrap=True)
+        if args.json:
+            print(json.dumps({"error": {"code": "wrong_answer", "message": str(wrong)}}), file=sys.stderr)
+        else:
+            console.print(f"[bold red]wrong answer:[/] {escape(str(wrong))}", highlight=False, soft_wrap=True)
         return EXIT_WRONG
     report.show(outcomes, console)
+    if args.json:
+        print(json.dumps(report.as_json(outcomes, curves, seen)))
     written = report.write(results, outcomes, curves, seen)
     if tools.has("matplotlib"):
         written += chart.draw(results, outcomes, curves)

@@ -1,5 +1,6 @@
 """The command line as a user meets it."""
 
+import json
 import os
 import subprocess
 import sys
@@ -52,6 +53,32 @@ def test_bad_usage_ends_with_2_and_starts_nothing(tmp_path, arguments, env, mess
     assert done.returncode == 2
     assert message in done.stderr.replace("\n", " ")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["topic", "create", "t", "--cap-records", "many", "--json"], "usage", "'many' is not a valid integer"),
+        (["topic", "rm", "t", "--json"], "usage", "Say so with --yes."),
+        (["topic", "nonsense", "--json"], "usage", "No such command"),
+        (["topic", "ls", "--url", "ftp://x", "--json"], "usage", "is no URL of a server"),
+        (["restore", "absent", "to", "--json"], "usage", "does not exist"),
+        (["verify", "absent", "--json"], "cannot_check", "is not a data directory"),
+        (["inspect", "absent", "--json"], "cannot_inspect", "No such file"),
+    ],
+)
+def test_bad_usage_is_told_in_json_to_who_asks_for_json(tmp_path, arguments, code, message):
+    done = run(*arguments, cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    error = json.loads(done.stderr)["error"]
+    assert error["code"] == code
+    assert message in error["message"]
+
+
+def test_a_value_that_looks_like_the_flag_asks_for_nothing(tmp_path):
+    done = run("topic", "append", "--url", "ftp://x", "t", "--text", "--", "--json", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("error: ")
 
 
 def test_a_failure_ends_with_1_and_a_message(tmp_path):

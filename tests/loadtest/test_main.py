@@ -64,6 +64,24 @@ def test_a_wrong_answer_is_an_exit_status(tmp_path, capsys, monkeypatch):
     assert not (tmp_path / "results.json").exists()
 
 
+def test_with_json_stdout_is_the_results_alone(tmp_path, capsys, monkeypatch):
+    answers = [Sample(5.0, {})]
+
+    def measure() -> Sample:
+        if not answers:
+            raise WrongAnswer("[seq 7] is missing")
+        return answers.pop()
+
+    monkeypatch.setitem(WORKLOADS, "w1", Workload("w1", "", "s", lambda *_: [contender("one", measure)]))
+    command_line = ["--only", "w1", "--json", "--results", str(tmp_path), *NO_PEERS]
+    assert command.main(command_line, TINY) == 0
+    assert json.loads(capsys.readouterr().out) == json.loads((tmp_path / "results.json").read_text())
+    assert command.main(command_line, TINY) == command.EXIT_WRONG
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert json.loads(said.err.splitlines()[-1]) == {"error": {"code": "wrong_answer", "message": "[seq 7] is missing"}}
+
+
 @pytest.mark.parametrize("arguments", [["--only", "w9"], ["--rounds", "0"], ["--seconds", "-1"], ["--nonsense"]])
 def test_usage_errors(arguments, capsys):
     with pytest.raises(SystemExit) as ended:

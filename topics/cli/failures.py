@@ -32,6 +32,7 @@ EXIT_TABLE = "\n".join(f"  {status:<4}{meaning}" for status, meaning in MEANINGS
 
 _BY_STATUS = {401: NOT_ALLOWED, 403: NOT_ALLOWED, 404: NOT_FOUND, 409: CONFLICT, 422: CONFLICT}
 _LATER = (429, 503, 507)
+USAGE_CODE = "usage"
 
 
 class Failure(Exception):
@@ -46,7 +47,8 @@ class Failure(Exception):
 
     @property
     def error(self) -> dict[str, Any]:
-        return {"code": self.code or errors.INTERNAL, "message": self.message, **self.more}
+        code = self.code or (USAGE_CODE if self.status == USAGE else errors.INTERNAL)
+        return {"code": code, "message": self.message, **self.more}
 
 
 def of_answer(status: int, error: dict[str, Any], request_id: str | None) -> Failure:

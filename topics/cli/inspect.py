@@ -11,12 +11,15 @@ from typing import Any
 
 import click
 
+from topics.cli.failures import USAGE, Failure
+from topics.cli.output import json_option
+
 UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")  # a line stays a line, and a terminal is left alone
 
 
 @click.command()
 @click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print a JSON object a line.")
+@json_option
 @click.option("--data", "with_data", is_flag=True, help="Show the records' texts and tags, too.")
 def inspect(file: Path, as_json: bool, with_data: bool) -> None:
     """Print the frames of one file: where they are, what they are, and whether they check.
@@ -38,8 +41,7 @@ def inspect(file: Path, as_json: bool, with_data: bool) -> None:
             click.echo(json.dumps(line, ensure_ascii=False) if as_json else _text(line))
     except (NotOurs, OSError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        click.echo(f"cannot inspect {file}: {reason}", err=True)
-        sys.exit(2)
+        raise Failure(USAGE, f"cannot inspect {file}: {reason}", "cannot_inspect") from None
     sys.exit(1 if bad else 0)
 
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from topics import limits
-from topics.cli.output import progress
+from topics.cli.failures import Failure
+from topics.cli.output import json_option, progress
 
 if TYPE_CHECKING:
     from topics.shards.findings import Finding, Tally
@@ -27,7 +28,7 @@ PIPE_WIDTH = 160  # of the table when nobody says how wide it may be
     "--cold-dir", type=click.Path(path_type=Path), envvar="TOPICS_COLD_DIR", show_envvar=True,
     help="The cold directory, if segments were moved to one.",
 )  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of a table.")
+@json_option
 def verify(directory: Path, cold_dir: Path | None, as_json: bool) -> None:
     """Check every byte that counts in a data directory that no server runs on.
 
@@ -54,8 +55,7 @@ def verify(directory: Path, cold_dir: Path | None, as_json: bool) -> None:
         if tally.cold_segments and cold_dir is None:
             raise CannotCheck(f"{tally.cold_segments} segments are in the cold directory: say where, by --cold-dir")
     except (CannotCheck, DataDirError, OSError) as error:
-        click.echo(f"cannot check {directory}: {error}", err=True)
-        sys.exit(CANNOT_TELL)
+        raise Failure(CANNOT_TELL, f"cannot check {directory}: {error}", "cannot_check") from None
     damage = sum(finding.damage for finding in findings) + more
     if as_json:
         click.echo(json.dumps(_summary(directory, tally, findings, more, clean=not damage)))
