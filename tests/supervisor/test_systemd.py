@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -269,7 +270,14 @@ def test_caddy_accepts_its_file():
 def test_the_container_file_names_what_is_there():
     text = (DEPLOY / "Containerfile").read_text()
     root = DEPLOY.parent
-    for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.M):
-        for name in source.split():
-            assert (root / name).exists(), name
+    copied = {name for source in re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.M) for name in source.split()}
+    for name in copied:
+        assert (root / name).exists(), name
+    build = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
+    assert {f"{module}.py" for module in build["py-modules"]} <= copied
+    assert {name.rstrip("*") for name in build["packages"]["find"]["include"]} <= copied
+    secret = found(r"--secret (\S+)", text)
+    assert secret == found(r"--secret (\S+)", (root / "docs" / "deploy.md").read_text())
+    assert "mode=0400" in secret  # one that everybody can read is refused
+    assert "uid=" + found(r"--uid (\d+)", text) in secret
     assert json.loads(found(r"^ENTRYPOINT (\[.+\])$", text)) == ["topics"]
