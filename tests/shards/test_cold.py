@@ -204,6 +204,20 @@ async def test_deletes_caps_and_removal_give_room_back_in_both_tiers(tiered: Sha
         assert disk_use(tiered.directory, cold) < empty + full * 0.1
 
 
+async def test_a_compaction_tells_what_it_frees_in_the_cold_tier(tiered: ShardProcess, cold: Path) -> None:
+    tiered.start()
+    async with tiered.connected() as client:
+        await fill(client)
+        await until_settled(tiered.directory, cold, 1, 9)
+        sizes = [path.stat().st_size for path in cold_paths(cold)]
+        await client.call("delete", "t", {"before_seq": 451})
+        told = (await client.connection.call("compact", {})).head
+        assert told["segments_removed"] == 4
+        assert told["bytes_freed"] >= sum(sizes[:4])
+        assert told["bytes_used"] >= sum(sizes[4:])
+        await until_settled(tiered.directory, cold, 1, 5)
+
+
 async def test_expired_segments_go_from_the_cold_tier(tiered: ShardProcess, cold: Path) -> None:
     tiered.start()
     async with tiered.connected() as client:

@@ -54,6 +54,26 @@ async def test_whole_files_go_and_what_lives_stays():
         assert not shard.store.has_unused_files()
 
 
+@pytest.mark.parametrize("bound", [2_000, 40_000])
+async def test_a_segment_has_no_more_bytes_than_it_may(bound):
+    """Also if that is less than a block has, which joins what many requests wrote."""
+    files = FaultyFiles()
+    bounds = Limits(segment_bytes=bound)
+    async with serving(files, bounds) as (_, connection, _):
+        for number in range(1, 41):
+            tag = "dead" if number % 3 == 0 else "live"
+            record = {"data": str(number) * 500, "tag": tag}
+            await connection.call("append", {"topic": "t"}, msgspec.json.encode({"records": [record] * 4}))
+        await connection.call("delete", {"topic": "t"}, b'{"match":"dead"}')
+        before = (await connection.call("diff", {"topic": "t"}, b"{}")).body
+        await connection.call("checkpoint", {})
+        stored = sizes(files).items()
+        sealed = [size for path, size in stored if path.startswith("segments/") and path.endswith(".data")]
+        assert len(sealed) >= 40 * 4 * 700 // bound
+        assert max(sealed) <= bound * 1.05 + 600  # beside texts there are columns and headers
+        assert (await connection.call("diff", {"topic": "t"}, b"{}")).body == before
+
+
 async def test_packs_whose_topics_are_gone_go_too():
     files = FaultyFiles()
     async with serving(files) as (_, connection, _):

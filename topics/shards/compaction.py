@@ -25,7 +25,7 @@ async def compact(
     store: Store, leave_log_file: Callable[[], Awaitable[None]], checkpoint: Callable[[], Awaitable[bool]]
 ) -> dict[str, int]:
     """What it freed. Raises `not_ready` if the disk did not let it."""
-    before = await trio.to_thread.run_sync(sizes, store.files)
+    before = await _all_sizes(store)
     await in_slices(expire_all(store.engine))
     await in_slices(store.engine.graves.bury())
     await leave_log_file()
@@ -34,7 +34,13 @@ async def compact(
             break
         if not await checkpoint():
             raise TopicsError(errors.NOT_READY, "the checkpoint was put off, see the log; what was there still is")
-    return freed(before, await trio.to_thread.run_sync(sizes, store.files))
+    return freed(before, await _all_sizes(store))
+
+
+async def _all_sizes(store: Store) -> Sizes:
+    """Of files in either tier. One that moves to the cold tier meanwhile keeps its path, so it has not gone."""
+    hot = await trio.to_thread.run_sync(sizes, store.files)
+    return hot | {info.path: info.size for info in store.data_files.values() if info.cold}
 
 
 def freed(before: Sizes, after: Sizes) -> dict[str, int]:

@@ -1,6 +1,6 @@
 """Captured blocks, regrouped for their files: small ones joined, the whole cut to segments. Runs in a thread."""
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from itertools import islice
 
@@ -56,6 +56,12 @@ def split(blocks: list[Stored], bounds: Limits) -> Iterator[tuple[list[Stored], 
     while waiting:
         stored = waiting.pop()
         n = len(stored.block)
+        # A block has up to 64 KiB. A bound that is smaller cuts it, but not a record.
+        fits = max(1, bisect_right(stored.block.ends, bounds.segment_bytes))
+        if n > fits:
+            waiting.append(_part(stored, fits, n))
+            stored = _part(stored, 0, fits)
+            n = fits
         room = bounds.segment_events - events
         if n > room:
             waiting.append(_part(stored, room, n))
@@ -72,7 +78,7 @@ def split(blocks: list[Stored], bounds: Limits) -> Iterator[tuple[list[Stored], 
         events += n
         size += len(stored.block.text)
     if group:
-        yield group, events >= bounds.segment_events
+        yield group, events >= bounds.segment_events or size >= bounds.segment_bytes
 
 
 def _part(stored: Stored, low: int, high: int) -> Stored:
