@@ -186,6 +186,23 @@ def test_dead_letters_reach_their_topic_on_whatever_shard(queue, number):
     assert f'topics_topic_queue_dead_lettered{{topic="{queue.name}"}} 1\n' in queue.http.get("/v0/metrics").text
 
 
+@pytest.mark.parametrize("number", range(2))
+def test_a_queue_without_auto_create_makes_no_dead_letter_topic(queue, number):
+    dead = f"/v0/topics/{queue.name}.dead{number}"
+    queue.make(max_deliveries=1, dead_letter=dead.rpartition("/")[2], auto_create=False)
+    queue.produce("poison")
+    queue.post("claim")
+    queue.post("nack", seqs=[1])
+    assert queue.post("claim")["claimed"] == []
+    envelope(queue.http.get(dead), 404, "topic_not_found")
+    assert queue.counts() == {"ready": 0, "in_flight": 0, "dead_lettered": 0, "scheduled": 0}
+    assert queue.http.get(queue.path).json()["count"] == 1
+    queue.http.put(dead, json={})
+    wait_for(lambda: queue.counts()["dead_lettered"] == 1, "the dead letter")
+    (record,) = queue.http.post(f"{dead}/diff", json={}).json()["records"]
+    assert record["data"] == "poison"
+
+
 def test_metrics_know_queues(queue):
     queue.make()
     queue.produce(1, 2, 3)

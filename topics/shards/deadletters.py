@@ -184,7 +184,7 @@ class DeadLetters:
         origin = digest_key(key)
         self._let_next(job)  # nothing but the next line runs before it is sent
         try:
-            await self._copies.put(move.dest, key, [record], origin=origin, since=since, create=not move.back)
+            await self._copies.put(move.dest, key, [record], origin=origin, since=since, create=_may_create(queue, move))
         except TopicsError as error:
             raise _Refused(error) from error
         if queue.is_gone or seq not in queue.leases.moving:
@@ -222,3 +222,8 @@ class DeadLetters:
         chunk = chunk_of(queue.topic, seq)
         if chunk is not None:
             self._engine.lose_range(queue.topic, chunk.first_seq, chunk.last_seq, CORRUPT, lambda _: None)
+
+
+def _may_create(queue: Queue, move: Move) -> bool:
+    """A queue makes its dead-letter topic unless its config says that no write makes topics by itself."""
+    return not move.back and queue.topic.config.auto_create
