@@ -58,6 +58,24 @@ async def test_one_lazy_connection_for_all(path, attempts):
         nursery.cancel_scope.cancel()
 
 
+async def test_what_is_sent_at_once(path, set_limits):
+    set_limits(RPC_JOIN_BYTES=1000, RPC_SEND_QUEUE_BYTES=8000)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(serve_unix, path, HANDLERS)
+        shard = Peer(path, nursery)
+        assert not shard.sends_at_once(1)  # calls that wait for a connection may overtake one another
+        connection = await shard.connect()
+        assert shard.sends_at_once(1000)
+        assert not shard.sends_at_once(1001)
+        connection.outbox.queued_bytes += 1500
+        assert not shard.sends_at_once(1000)  # it might have to wait for room
+        connection.outbox.queued_bytes -= 1500
+        assert shard.sends_at_once(1000)
+        await shard.aclose()
+        assert not shard.sends_at_once(1)
+        nursery.cancel_scope.cancel()
+
+
 async def test_it_comes_back_after_a_restart(path, attempts):
     async with trio.open_nursery() as nursery:
         shard = Peer(path, nursery)

@@ -39,6 +39,9 @@ class SlowWire:
         self.answered += 1
         return reply
 
+    def sends_at_once(self, size: int) -> bool:
+        return True
+
 
 class Pair:
     def __init__(self, source: QueueShard, dest: QueueShard, wire: SlowWire) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
 from topics import limits
@@ -238,6 +239,9 @@ class Wire:
             await trio.sleep_forever()
         return reply
 
+    def sends_at_once(self, size: int) -> bool:
+        return self.connection is not None and self.connection.sends_at_once(size)
+
 
 def names_on(shard: int) -> str:
     return next(name for name in map(str, range(1000)) if slot_of(name) % 2 == shard)
@@ -266,6 +270,60 @@ async def test_a_call_that_is_lost_is_made_again_without_a_second_copy(fates, wi
                 await trio.sleep(0.01)
         assert wire.calls == len(fates) + 1
         assert [record["data"] for record in await dest.records(DEAD)] == ["x"]
+
+
+class Connecting(Wire):
+    """Calls wait until it is connected, and are then sent, the last one first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waiting: list[trio.Event] = []
+
+    async def call(self, method: str, head: Any, body: Any = b"", *, deadline_ms: int | None = None) -> Any:
+        if self.connection is None:
+            self.waiting.append(trio.Event())
+            await self.waiting[-1].wait()
+        return await super().call(method, head, body, deadline_ms=deadline_ms)
+
+    async def connect(self, connection: Connection) -> None:
+        self.connection = connection
+        while self.waiting:
+            self.waiting.pop().set()
+            await trio.testing.wait_all_tasks_blocked()
+
+
+async def test_dead_letters_do_not_overtake_one_another_while_the_other_shard_is_being_connected():
+    wire = Connecting()
+    async with serving() as dest, serving(peers=Peers(0, SLOT_MAP, {1: wire})) as shard:  # type: ignore[dict-item]
+        await shard.make(QUEUE, max_deliveries=1, dead_letter=DEAD)
+        await shard.produce(*range(5), topic=QUEUE)
+        await shard.claim(5, topic=QUEUE)
+        shard.clock.advance(30_001)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shard.claim, 1, "w", QUEUE)
+            await until(lambda: wire.waiting)
+            await trio.testing.wait_all_tasks_blocked()
+            await wire.connect(dest.connection)
+        with trio.fail_after(60):
+            while await shard.counts(QUEUE) != (0, 0, 5):
+                await trio.sleep(0.01)
+        assert [record["data"] for record in await dest.records(DEAD)] == [*range(5)]
+
+
+async def test_a_dead_letter_does_not_overtake_one_that_is_sent_in_pieces():
+    wire = Wire()
+    async with serving() as dest, serving(peers=Peers(0, SLOT_MAP, {1: wire})) as shard:  # type: ignore[dict-item]
+        wire.connection = dest.connection
+        data = ["x" * 900_000, 1, "y" * 9_000, 2, 3]
+        await shard.make(QUEUE, max_deliveries=1, dead_letter=DEAD)
+        await shard.produce(*data, topic=QUEUE)
+        await shard.claim(5, topic=QUEUE)
+        shard.clock.advance(30_001)
+        await shard.claim(topic=QUEUE)
+        with trio.fail_after(60):
+            while await shard.counts(QUEUE) != (0, 0, 5):
+                await trio.sleep(0.01)
+        assert [record["data"] for record in await dest.records(DEAD)] == data
 
 
 async def test_no_record_of_a_client_stands_for_a_dead_letter_that_is_sent_again():

@@ -84,6 +84,13 @@ class Connection(Link[OpenCall | Told | Stream]):
         told.began(self, call_id)
         return True
 
+    def sends_at_once(self, size: int) -> bool:
+        """Whether a call of so many bytes, made now, arrives before all that are made after it. Larger ones leave
+        piece by piece, and others overtake them."""
+        if size > limits.RPC_JOIN_BYTES or self.outbox.queued_bytes + size > self._easy_bytes:
+            return False
+        return len(self.calls) + self._waiting < self._calls_max
+
     def stream(
         self,
         method: str,

@@ -51,6 +51,11 @@ class Peer:
         connection = self._connection
         return connection is not None and connection.begin(told, method, head, body, deadline_ms)
 
+    def sends_at_once(self, size: int) -> bool:
+        """As `Connection.sends_at_once`; False also while there is no connection: calls that wait for one are sent in
+        any order."""
+        return self._connection is not None and self._connection.sends_at_once(size)
+
     @asynccontextmanager
     async def stream(
         self,

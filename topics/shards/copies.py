@@ -13,7 +13,7 @@ it. Dead letters of versions that kept none are not found: a move that was cut s
 when the key is forgotten, leaves the letter twice, which at-least-once allows; none is ever taken for another.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgpack
 import msgspec
@@ -30,6 +30,7 @@ from topics.shards.peers import Peers
 from topics.shards.store import Store
 from topics.shards.waiting import wait_for
 
+HEAD_BYTES = 1024  # more than the head of a copy has: two names, and numbers
 CLOCK_SLACK_MS = 60_000  # two shards' clocks may differ by as much, if the system's was set back
 
 
@@ -52,20 +53,26 @@ class Copies:
         origin: bytes,
         since: int | None = None,
         create: bool = True,
+        on_its_way: Callable[[], None],
     ) -> None:
         """Until the records are in the topic, wherever it is. Raises if they were refused, or nobody knows.
 
         `since` if it may have been done before, at that time or later; then the records' block tells their `origin`.
+        `on_its_way` is called when what is put from now on comes behind them, unless that is when they have arrived.
         """
         peer = self._peers.owner_of(topic)
         head = CopyHead(topic, key, since, origin, create)
         if peer is None:
-            if since is None or not await self._has(head, since):
+            is_there = since is not None and await self._has(head, since)
+            on_its_way()  # whoever waits for that does not run before this task waits again
+            if not is_there:
                 await wait_for(lambda done, fail: self.take(head, records, done, fail))
             return
         body = msgpack.packb(
             [[bytes(record.data), bytes(record.meta), record.tag, record.node, record.priority] for record in records]
         )
+        if peer.sends_at_once(len(body) + HEAD_BYTES):
+            on_its_way()
         await peer.call("copy", msgspec.structs.asdict(head), body, deadline_ms=limits.CALL_DEADLINE_MS)
 
     async def type_of(self, topic: str) -> str:

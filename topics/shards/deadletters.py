@@ -5,8 +5,8 @@ key made of topic, epoch and seq), that it is done and the record deleted. A cra
 where it was, or twice for a moment: the move is taken up again at the next start, and the copy is not made a second
 time (copies.py).
 
-The records of a queue are sent in the order in which they begin, many under way at once; only one that has to be sent
-again may come after later ones.
+The records of a queue arrive in the order in which they begin, many under way at once unless the next could overtake
+(copies.py); only one that has to be sent again may come after later ones.
 
 While a dead-letter topic refuses, the job is in neither of the queue's counters and is tried again, ever less often. A
 dead letter that is refused on its way back stays where it is, unless the copy may have been made all the same.
@@ -162,7 +162,7 @@ class DeadLetters:
         queue.move_over(seq)
 
     def _let_next(self, job: _Job) -> None:
-        """It may be sent as soon as this task waits for something."""
+        """The next may be sent: it comes after this one."""
         job.sent.set()
         if self._last.get(job.queue) is job.sent:
             del self._last[job.queue]
@@ -182,11 +182,19 @@ class DeadLetters:
         since = move.since if job.again else None
         key = f"{'redrive' if move.back else 'dead-letter'} {topic.name} {topic.epoch} {seq}"
         origin = digest_key(key)
-        self._let_next(job)  # nothing but the next line runs before it is sent
         try:
-            await self._copies.put(move.dest, key, [record], origin=origin, since=since, create=_may_create(queue, move))
+            await self._copies.put(
+                move.dest,
+                key,
+                [record],
+                origin=origin,
+                since=since,
+                create=_may_create(queue, move),
+                on_its_way=lambda: self._let_next(job),
+            )
         except TopicsError as error:
             raise _Refused(error) from error
+        self._let_next(job)
         if queue.is_gone or seq not in queue.leases.moving:
             return  # it went some other way meanwhile
         with suppress(TopicsError):  # no room in the log: then a crash would forget that it was counted

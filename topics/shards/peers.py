@@ -25,6 +25,10 @@ class Gate:
         self._left = trio.Event()
         self._inside = 0
 
+    @property
+    def is_open(self) -> bool:
+        return self._open is None
+
     async def enter(self) -> None:
         while self._open is not None:
             await self._open.wait()
@@ -67,6 +71,10 @@ class Sender:
             return await self._peer.call(method, head, body, deadline_ms=deadline_ms)
         finally:
             self._gate.leave()
+
+    def sends_at_once(self, size: int) -> bool:
+        """Whether a call of so many bytes, made now, arrives before all that are made after it."""
+        return self._gate.is_open and self._peer.sends_at_once(size)
 
 
 class Peers:
