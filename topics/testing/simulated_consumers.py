@@ -39,8 +39,11 @@ class Consumer:
             args["take_over"] = True
         body = args | {"from": 0, "include_tags": True}
         op = await self._caller.call(FETCH, topic, {"group": group, **args}, body, group=group)
-        if op.outcome == OK:
-            self._read[topic, group] = op.result["next_from_seq"]
+        if op.outcome != OK:
+            return
+        seq = self._read[topic, group] = op.result["next_from_seq"]
+        if op.result["records"] and self._chance.hits(0.7):  # as readers do; an ack that moves nothing cannot be lost
+            await self._send(ACK_GROUP, topic, group, {"seq": seq, **self._who()})
 
     async def _ack(self, topic: str) -> None:
         group = self._dice.choice(GROUPS)
