@@ -46,6 +46,7 @@ WS_CREDITS_MAX = 2**32 - 1  # records that a client may let the server send ahea
 WS_PING_S = 20.0
 WS_FAREWELL_S = 5.0  # for a slow client to take what is under way and the close frame
 HELD_LOOK_MS = 1_000  # how often it is looked whether topics are gone whose readers wait for credits
+HAND_OUT_NS = 150_000  # sends to live readers before others have a turn; measured, see docs/performance.md
 RING_BYTES = 256 * KIB  # of batches that a feed keeps for readers that are about to join it
 RING_MS = 250  # how long; what is deleted meanwhile could still be seen
 PROGRESS_MS = 1_000  # cursors of open streams are told to their session this often

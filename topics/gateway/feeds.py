@@ -115,15 +115,16 @@ class Feed:
         return await self._shards.call(self.topic, "follow", head, deadline_ms=POLL_DEADLINE_MS)
 
     async def _hand_out(self, batch: Batch) -> None:
+        """With turns for others in between: while a crowd is served, its publishers go on, and the next batch grows."""
         self.position, self.epoch = batch.to_seq, batch.epoch
         self._remember(batch)
-        until = perf_counter_ns() + limits.YIELD_AFTER_NS
+        until = perf_counter_ns() + limits.HAND_OUT_NS
         for place in tuple(self.places):
             if place.feed is self:
                 place.watcher.deliver(place, batch)
             if perf_counter_ns() > until:
                 await trio.lowlevel.checkpoint()
-                until = perf_counter_ns() + limits.YIELD_AFTER_NS
+                until = perf_counter_ns() + limits.HAND_OUT_NS
 
     def _topic_deleted(self) -> None:
         for place in tuple(self.places):
