@@ -9,31 +9,34 @@ from loadtest.growth import Curve
 from loadtest.workload import Outcome
 
 OURS, THEIRS = "#2a6f97", "#adb5bd"
+PEERS = ("Redis", "NATS", "beanstalkd", "pread", "fdatasync")
 WIDTH = 10.0
 
 
-def _figure(count: int, height: float) -> tuple[Any, list[Any]]:
+def _figure(heights: Sequence[float]) -> tuple[Any, list[Any]]:
+    """Panels of these heights, one below the other."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(count, 1, figsize=(WIDTH, height), squeeze=False, constrained_layout=True)
+    size, ratios = (WIDTH, sum(heights)), {"height_ratios": heights}
+    figure, axes = pyplot.subplots(
+        len(heights), 1, figsize=size, squeeze=False, constrained_layout=True, gridspec_kw=ratios
+    )
     return figure, [row[0] for row in axes]
 
 
 def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> None:
     """One panel for each workload: a bar for each row, whiskers from the least to the greatest."""
-    rows = sum(len(outcome.rows) for outcome in outcomes)
-    figure, axes = _figure(len(outcomes), 1.0 * len(outcomes) + 0.3 * rows)
+    figure, axes = _figure([1.0 + 0.24 * len(outcome.rows) for outcome in outcomes])
     for axis, outcome in zip(axes, outcomes, strict=True):
         names = list(reversed(outcome.rows))
         values = [outcome.values(name) for name in names]
         middles = [median(each) for each in values]
         below = [middle - min(each) for middle, each in zip(middles, values, strict=True)]
         above = [max(each) - middle for middle, each in zip(middles, values, strict=True)]
-        peers = outcome.workload.name.startswith("w") or outcome.workload.name == "recovery"
-        colours = [OURS if name.startswith("topics") or not peers else THEIRS for name in names]
+        colours = [THEIRS if name.startswith(PEERS) else OURS for name in names]
         axis.barh(names, middles, xerr=[below, above], color=colours, capsize=2, error_kw={"linewidth": 0.8})
         axis.set_title(f"{outcome.workload.name}: {outcome.workload.title}", loc="left", fontsize=10)
         axis.set_xlabel(outcome.workload.unit, fontsize=8)
@@ -44,7 +47,7 @@ def draw_outcomes(outcomes: Sequence[Outcome], path: Path) -> None:
 
 
 def draw_curves(curves: Sequence[Curve], path: Path) -> None:
-    figure, axes = _figure(len(curves), 3.2 * len(curves))
+    figure, axes = _figure([3.2] * len(curves))
     for axis, curve in zip(axes, curves, strict=True):
         for name, points in curve.lines.items():
             axis.plot([x for x, _ in points], [y for _, y in points], marker="o", label=name)
