@@ -78,6 +78,19 @@ def test_every_route_is_in_it_and_nothing_else():
     assert len(ids) == len(set(ids))
 
 
+def test_operations_are_grouped_by_what_they_are_about():
+    groups = {"topics", "queues", "groups", "routers", "live", "server"}
+    assert {tag["name"] for tag in DOCUMENT["tags"]} == groups
+    assert all(set(operation["tags"]) <= groups for _, _, operation in operations())
+    assert DOCUMENT["paths"]["/v0/topics/{topic}"]["get"]["tags"] == ["topics"]
+
+
+def test_what_dead_letters_tell_is_in_it():
+    told = DOCUMENT["components"]["schemas"]["TopicConfig"]["properties"]["dead_letter"]["description"]
+    for name in ("from", "src_seq", "deliveries", "reason", "last_failure_ts"):
+        assert f"`$dead_letter_{name}`" in told
+
+
 def test_every_reference_leads_somewhere():
     names = {ref.removeprefix("#/components/schemas/") for ref in refs(DOCUMENT)}
     assert names <= set(DOCUMENT["components"]["schemas"])

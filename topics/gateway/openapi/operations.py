@@ -74,7 +74,7 @@ READY = Operation(
 
 OPERATIONS: dict[str, Operation] = {
     "topic.put": Operation(
-        "small ones.",
+        "topics",
         "Create or configure a topic",
         "Creates it (201), or changes the fields that are named (200). The same again changes nothing.",
         body=bodies.TopicConfig,
@@ -88,7 +88,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.TOPIC_EXISTS_INCOMPATIBLE, *STORES),
     ),
     "topic.state": Operation(
-        "small ones.",
+        "topics",
         "State of a topic",
         parameters=(
             Parameter("touch", "Whether this counts as a read for its priority.", {**BOOL, "default": True}, False),
@@ -111,7 +111,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.TOPIC_NOT_FOUND,),
     ),
     "topic.list": Operation(
-        "small ones.",
+        "topics",
         "List topics",
         "In the order of their names, and only those that the key may touch.",
         parameters=(
@@ -135,7 +135,7 @@ OPERATIONS: dict[str, Operation] = {
         },
     ),
     "topic.remove": Operation(
-        "small ones.",
+        "topics",
         "Remove a topic",
         "With all its records and the routers that name it. Cannot be undone. Of an absent one, `deleted` is false.",
         parameters=(Parameter("if_empty", "Only if it has no live record.", {**BOOL, "default": False}, False),),
@@ -145,7 +145,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.TOPIC_NOT_EMPTY, *STORES),
     ),
     "topic.append": Operation(
-        "small ones.",
+        "topics",
         "Append records",
         "All of them, with seqs in a row, or none; but for duplicates by `dedup_key`, which are left out and listed. "
         "201 if this created the topic. A `config` takes the scope admin.",
@@ -188,7 +188,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.BATCH_TOO_LARGE, errors.RECORD_TOO_LARGE, errors.TOPIC_NOT_FOUND, errors.TOPIC_FULL, *STORES),
     ),
     "topic.diff": Operation(
-        "small ones.",
+        "topics",
         "Read what comes after a seq",
         "Expired and deleted records and the reader's own are left out, and the cursor goes past them. Reading changes "
         "nothing. What was lost before it could be read shows as a tombstone.",
@@ -222,7 +222,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.TOPIC_NOT_FOUND,),
     ),
     "topic.seek": Operation(
-        "small ones.",
+        "topics",
         "Find a time in a topic",
         "Reading after `from_seq` gives the records from that time on. A binary search: large topics cost no more than "
         "small ones.",
@@ -241,7 +241,7 @@ OPERATIONS: dict[str, Operation] = {
         errors=(errors.TOPIC_NOT_FOUND,),
     ),
     "topic.delete": Operation(
-        "small ones.",
+        "topics",
         "Delete records",
         "Those that are there now, at once and for good. Readers' cursors go past them silently.",
         body=bodies.DeleteBody,

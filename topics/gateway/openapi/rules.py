@@ -147,7 +147,12 @@ def _topic_rules() -> Mapping[str, Rule]:
         "lease_ms": ("How long a lease lasts; clamped to 100 … 86400000.", U64),
         "claim_jitter_ms": ("Claims wait this long and share what there is evenly; clamped to 5000.", U64),
         "max_deliveries": ("After so many deliveries a job goes to `dead_letter`; 0: never.", U64),
-        "dead_letter": ("Where jobs go that nobody could do. Not the topic itself.", TOPIC),
+        "dead_letter": (
+            "Where jobs go that nobody could do. Not the topic itself. Their `meta` tells of it: `$dead_letter_from`, "
+            "`$dead_letter_src_seq`, `$dead_letter_deliveries`, and of the last failure `$dead_letter_reason` and "
+            "`$dead_letter_last_failure_ts`.",
+            TOPIC,
+        ),
         "leases_durable": ("Whether leases survive a crash. Without, jobs are then claimable at once.", {}),
         "compression": ("How records are stored in data files from now on; readers see no difference.", {}),
         "compression_min_bytes": (
