@@ -64,7 +64,18 @@ def test_what_json_has_not_is_refused_not_changed(db, value):
     assert code_of(lambda: db.state("t")) == "topic_not_found"
 
 
+def test_what_is_nested_too_deeply_is_refused(db):
+    value: list[object] = []
+    for _ in range(5000):
+        value = [value]
+    assert code_of(lambda: db.append("t", [{"data": value}])) == "invalid_request"
+    assert code_of(lambda: db.append("t", [{"data": b"[" * 5000 + b"]" * 5000}])) == "invalid_request"
+    assert code_of(lambda: db.state("t")) == "topic_not_found"
+
+
 def test_a_record_needs_data(db):
+    assert code_of(lambda: db.append("t", [1])) == "invalid_request"
+    assert code_of(lambda: db.append("t", "text")) == "invalid_request"
     assert code_of(lambda: db.append("t", [{"tag": "t"}])) == "invalid_request"
     assert code_of(lambda: db.append("t", [{}])) == "invalid_request"
 

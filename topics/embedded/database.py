@@ -134,6 +134,8 @@ def _keep_data(record: Mapping[str, msgspec.Raw]) -> dict[str, Any]:
 
 def _as_json(record: Record) -> msgspec.Raw:
     """A record as a client would send it; `data` may be bytes."""
+    if not isinstance(record, Mapping):
+        return msgspec.Raw(_strict(record))  # as below
     rest = _dump({name: value for name, value in record.items() if name != "data"})
     if "data" not in record:
         return msgspec.Raw(rest)  # to be refused by whoever refuses it everywhere
@@ -146,6 +148,8 @@ def _whole_value(data: bytes) -> msgspec.Raw:
     """Bytes must be one JSON value and no more, or they would end the record they are in."""
     try:
         return _whole(data)
+    except RecursionError:
+        raise _too_deep() from None
     except msgspec.DecodeError as error:
         raise errors.invalid(f"data is not JSON: {error}", field="data") from None
 
@@ -159,5 +163,11 @@ def _strict(value: Any) -> bytes:
     """What JSON has, and nothing that would become something else, as over HTTP: no NaN, no bytes, no sets."""
     try:
         return json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":")).encode()
+    except RecursionError:
+        raise _too_deep() from None
     except (TypeError, ValueError) as error:
         raise errors.invalid(f"this is not JSON: {error}") from None
+
+
+def _too_deep() -> TopicsError:
+    return errors.invalid("the body is nested too deeply")  # as whoever reads one over HTTP says
