@@ -303,6 +303,7 @@ async def test_stop_lets_finish_what_runs_and_cancel_gives_back(server, topics, 
         worker.stop()
     assert worker.done == 1
     assert counts(topics, queue) == (3, 0)
+    assert [job.deliveries for job in topics.claim(queue, "next", 3)] == [1, 1, 1]  # it was not the job's fault
 
 
 async def test_a_job_that_another_worker_has_is_let_go(server, topics, queue):

@@ -10,8 +10,8 @@ extended for as long as the function runs (leasekeeper.py). If the lease is lost
 for longer than it, say) the function is cancelled: another worker has the job. A plain function runs in a thread; it
 cannot be cancelled, but then it is not acknowledged.
 
-`stop` ends it in good order: nothing more is claimed, what runs may finish within `grace_s`, the rest is given back. So
-does the end of the task that runs it.
+`stop` ends it in good order: nothing more is claimed, what runs may finish within `grace_s`, the rest is given back
+without counting the delivery. So does the end of the task that runs it.
 """
 
 import inspect
@@ -187,8 +187,8 @@ class Worker:
                 await self._client.nack(
                     self._queue, self.node, [job], delay_ms=int(delay_s * 1000), reason=_reason_of(error)
                 )
-            else:
-                await self._client.nack(self._queue, self.node, [job])
+            else:  # cut short, which is not its fault
+                await self._client.nack(self._queue, self.node, [job], penalty=False)
         except (ApiError, Unreachable) as problem:
             log.warning("what became of job %d of %s could not be told: %s", job.seq, self._queue, problem)
 
