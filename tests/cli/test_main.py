@@ -6,9 +6,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 
 import topics
+from topics.cli.api import failure_of
 from topics.settings import OPTIONS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,6 +88,12 @@ def test_a_failure_ends_with_1_and_a_message(tmp_path):
     done = run("serve", "--data-dir", str(tmp_path), "--log-format", "text")
     assert done.returncode == 1
     assert "was written by a newer topics" in done.stderr
+
+
+@pytest.mark.parametrize("text", ["<html>", '{"error":"no such host"}', '{"error":null}', "[]", "{}"])
+def test_an_answer_that_is_not_of_topics_is_told_as_one(text):
+    failure = failure_of(httpx.Response(502, text=text))
+    assert failure.message == "HTTP 502 Bad Gateway from something that is not topics"
 
 
 def test_the_command_line_imports_no_server_before_it_serves():

@@ -24,6 +24,10 @@ COMPLETION_S = 1.0
 JSON_TYPE = "application/json"
 
 
+class Refusal(msgspec.Struct):
+    error: dict[str, Any]
+
+
 class Api:
     def __init__(self, url: str, key: str | None, timeout_s: float = TIMEOUT_S) -> None:
         import httpx
@@ -89,8 +93,8 @@ class Api:
 
 def failure_of(response: "httpx.Response") -> Failure:
     try:
-        error = msgspec.json.decode(response.content, type=dict[str, Any])["error"]
-    except (msgspec.DecodeError, KeyError):
+        error = msgspec.json.decode(response.content, type=Refusal).error
+    except msgspec.DecodeError:
         error = {"message": f"HTTP {response.status_code} {response.reason_phrase} from something that is not topics"}
     return of_answer(response.status_code, error, response.headers.get("x-request-id"))
 
