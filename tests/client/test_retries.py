@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from topics.client import ApiError, AsyncClient, Client, Retries, Unreachable
 from topics.client.retries import NEVER
+from topics.errors import TopicsError
 
 QUICK = Retries(first_s=0.001, longest_s=0.002, total_s=5.0)
 OK = httpx.Response(200, json={"topics": []})
@@ -103,10 +104,21 @@ def test_an_append_keeps_its_key_over_all_attempts():
     assert json.loads(seen[-1].content)["idempotency_key"] == "mine"
 
 
-def test_what_is_no_json_is_an_error_too():
-    handle, _ = answering(httpx.Response(404, text="<html>"))
-    with pytest.raises(ApiError):
+@pytest.mark.parametrize(
+    "text", ["<html>", '{"error":"no such host"}', '{"error":null}', "[]", '{"error":{"code":"x","detail":null}}']
+)
+def test_what_is_not_of_topics_is_an_error_too(text):
+    handle, _ = answering(httpx.Response(404, text=text))
+    with pytest.raises(ApiError) as caught:
         client(handle).state("t")
+    assert (caught.value.status, caught.value.detail) == (404, {})
+
+
+def test_a_refusal_is_one_of_a_database_too():
+    handle, _ = answering(httpx.Response(404, json={"error": {"code": "topic_not_found", "message": "no"}}))
+    with pytest.raises(TopicsError) as caught:
+        client(handle).state("t")
+    assert (caught.value.code, caught.value.message) == ("topic_not_found", "no")
 
 
 async def test_the_client_for_trio_does_the_same():

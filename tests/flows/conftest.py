@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 import topics
-from topics.client import ApiError, Client
+from topics.client import Client
 from topics.client.api import Api
 from topics.errors import TopicsError
 from topics.testing.server import Server
@@ -38,6 +38,6 @@ def code_of(call) -> str:
     """The code that a call is refused with."""
     try:
         call()
-    except (ApiError, TopicsError) as error:
+    except TopicsError as error:
         return error.code
     raise AssertionError("it was not refused")

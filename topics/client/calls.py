@@ -8,21 +8,24 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from topics.errors import TopicsError
 from topics.paths import group_path, router_path, topic_path
 
 TIMEOUT_S = 30.0
 Record = Mapping[str, Any]  # data, perhaps tag, node, meta, ttl_ms; in a queue also priority, delay_ms or not_before
 
 
-class ApiError(Exception):
-    """The server refused. `code` is the stable name of the reason."""
+class ApiError(TopicsError):
+    """The server refused. `code` is the stable name of the reason; somebody in between may answer with any other."""
 
     def __init__(self, status: int, code: str, message: str, detail: Mapping[str, Any]) -> None:
-        super().__init__(f"{status} {code}: {message}")
+        Exception.__init__(self, f"{status} {code}: {message}")  # whatever the code: it is not ours
         self.status = status
         self.code = code
         self.message = message
         self.detail = dict(detail)
+
+    __repr__ = Exception.__repr__
 
 
 class Unreachable(Exception):
@@ -211,9 +214,11 @@ def read(answer: httpx.Response) -> dict[str, Any]:
         body = {"error": {"code": "internal", "message": answer.text[:200]}}
     if answer.is_success and isinstance(body, dict):
         return body
-    error = body.get("error", {}) if isinstance(body, dict) else {}
+    error = body.get("error") if isinstance(body, dict) else None
+    if not isinstance(error, dict):  # of a proxy, say
+        error = {"message": answer.text[:200]}
     code, message = error.get("code", "internal"), error.get("message", "")
-    raise ApiError(answer.status_code, code, message, error.get("detail", {}))
+    raise ApiError(answer.status_code, code, message, error.get("detail") or {})
 
 
 def parse(text: bytes) -> Any:
