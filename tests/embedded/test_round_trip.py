@@ -123,3 +123,17 @@ def test_older_segments_move_to_the_cold_directory(tmp_path):
         assert len(list(db.read("t"))) == 1000
     with topics.open(tmp_path / "data", **options) as db:
         assert [record["$seq"] for record in db.read("t")] == list(range(1, 1001))
+
+
+def test_a_program_may_go_elsewhere_meanwhile(tmp_path, monkeypatch):
+    """Relative paths are those of the moment it was opened."""
+    monkeypatch.chdir(tmp_path)
+    with topics.open("data", cold_dir="cold", segment_max_events=100, hot_retain_segments=1) as db:
+        (tmp_path / "elsewhere").mkdir()
+        monkeypatch.chdir(tmp_path / "elsewhere")
+        for turn in range(10):
+            db.append("t", [{"data": [turn, n]} for n in range(100)])
+        db.compact()
+        wait_until(lambda: list((tmp_path / "cold").rglob("*.data")), "a segment to move")
+        assert len(list(db.read("t"))) == 1000
+    assert list((tmp_path / "elsewhere").iterdir()) == []

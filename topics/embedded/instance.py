@@ -47,6 +47,8 @@ class Instance:
         """`slots` and `served` are those of the slot map. For one life; nothing is touched before `running`."""
         self._settings = settings
         self._data_dir = data_dir
+        # The program may go to another directory while it has this one open.
+        self._cold_dir = Path(settings.cold_dir).absolute() if settings.cold_dir is not None else None
         self._slots = slots
         self._served = tuple(served)
         self._failpoints = failpoints
@@ -113,8 +115,8 @@ class Instance:
         if self._failpoints:
             files = FailingFiles(files, list(self._failpoints))
         cold = None
-        if self._settings.cold_dir is not None:
-            cold = RealColdFiles(str(Path(self._settings.cold_dir) / directory.name))
+        if self._cold_dir is not None:
+            cold = RealColdFiles(str(self._cold_dir / directory.name))
         peers = Peers(index, self._slots, others)
         caps = self._settings.caps
         slot = BoardSlot(board, index, max_topics=caps.topics, max_bytes=caps.total_bytes)
