@@ -203,6 +203,21 @@ def test_behind_a_write_on_its_way_to_disk_it_takes_its_turn(written):
     driver.check_all()
 
 
+def test_nobody_is_shown_it_while_its_topic_is_being_removed():
+    driver = Driver().start()
+    driver.put("t", {"durability": "fsync"})
+    driver.append("t", [Draft(b"1"), Draft(b"2", ttl_ms=10)])
+    driver.commit()
+    removed = driver.remove("t")
+    driver.clock.advance(10)
+    assert [record["data"] for record in json.loads(driver.page("t", Query()) + b"}")["records"]] == [1]
+    assert not removed.given
+    driver.commit()
+    assert removed.given
+    driver.crash(3, power_loss=True)
+    driver.check_all()
+
+
 @pytest.mark.parametrize("terms", [{}, {"priority": 3}, {"delay_ms": 3}])
 def test_nobody_claims_what_is_over_behind_a_write_on_its_way_to_disk(terms):
     driver = Driver().start()

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def expire(engine: "Engine", topic: Topic) -> None:
     """Let go what is over by now."""
-    if topic.expiries is not None and not topic.removing:
+    if topic.expiries is not None:
         _end_lifetimes(engine, topic)
     if topic.config.ttl_ms:
         _apply_ttl(engine, topic)
@@ -49,6 +49,9 @@ def _end_lifetimes(engine: "Engine", topic: Topic) -> None:
     now = engine.now()
     over = lifetimes.take_over(topic, now)
     if over is None:
+        return
+    if topic.removing:  # its last event is in the log, and nothing may come behind that
+        lifetimes.hide(topic, over)
         return
 
     hidden = lifetimes.hide(topic, over) if topic.pending else None
