@@ -82,9 +82,18 @@ class SimulatedDisk(FaultyFiles):
     """A disk in memory at whose calls a thread may lose its turn."""
 
     chance: Chance | None = None
+    _log_syncs_left = 0  # until one fails; 0: none will
+
+    def fail_log_sync(self, after: int) -> None:
+        """The sync of the log after so many fails."""
+        self._log_syncs_left = after + 1
 
     def _call(self, text: str, *args: Any, **options: Any) -> None:
         self._pause(0.5 if text.startswith("sync") else 0.15)
+        if self._log_syncs_left and text.startswith("sync wal/"):
+            self._log_syncs_left -= 1
+            if not self._log_syncs_left:
+                self.fail_at(self.calls)
         super()._call(text, *args, **options)
 
     def note_read(self, text: str) -> None:

@@ -27,6 +27,7 @@ from topics.testing.simulated_topics import LOGS, kind_of, pick_topics
 from topics.testing.simulated_world import BOUNDS, WAL_FILE_BYTES, Chance, MortalStream, SimulatedDisk, VirtualClock
 
 CLIENTS = 3
+FAULTS = ("nothing", "nothing", "crash", "crash", "crash", "fail", "fail", "sync", "full", "read", "clock")
 HISTORY_S_MAX = 600.0  # of virtual time: what takes longer hangs
 
 
@@ -227,13 +228,15 @@ class Simulation:
         """Perhaps something happens at one of the disk's calls in the next life."""
         dice, disk = self.chance.dice, self.disk
         disk.set_free_bytes(UNLIMITED_BYTES)
-        kind = dice.choice(("nothing", "nothing", "crash", "crash", "crash", "fail", "fail", "full", "read", "clock"))
+        kind = dice.choice(FAULTS)
         at = dice.randint(0, dice.choice((20, 60, 150)))
         self.short_of_room = kind in ("full", "fail")
         if kind == "crash":
             disk.crash_at(at)
         elif kind == "fail":
             disk.fail_at(at, dice.choice((errno.EIO, errno.ENOSPC)))
+        elif kind == "sync":
+            disk.fail_log_sync(at // 10)
         elif kind == "full":
             disk.set_free_bytes(at * 200)
         elif kind == "read":
