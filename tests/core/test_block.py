@@ -238,6 +238,14 @@ def test_a_changed_block_is_refused_or_usable(block, changes):
     probe(bytes(body), 0)
 
 
+@pytest.mark.parametrize("mask", [0x01, 0x0F, 0x80, 0xFF])
+def test_every_changed_byte_of_a_block_with_extensions_is_refused_or_usable(mask):
+    terms = [PLAIN._replace(due=9), PLAIN._replace(origin=bytes(16), expires=5), PLAIN._replace(due=7, expires=6)]
+    body = encode_body(block_of(1, 0, terms), 1, 1)
+    for at in range(len(body)):
+        probe(body[:at] + bytes((body[at] ^ mask,)) + body[at + 1 :], 0)
+
+
 headers = st.builds(
     lambda fields, tail: HEADER.pack(*fields) + tail,
     st.tuples(

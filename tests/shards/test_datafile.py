@@ -263,6 +263,21 @@ def test_good_blocks_are_found_behind_one_that_cannot_be_told_apart(segment, vic
     assert "can no longer be read" in caplog.text, "said at every start, not only when the index is made"
 
 
+def test_whatever_byte_is_spoiled_an_index_can_be_made_anew():
+    """Also where blocks tell more of their records than a plain one does: a start must not fail over it."""
+    first, last = plain_block(1, 2), plain_block(5, 2)
+    terms = plain_block(3, 2)
+    terms.need_extras().due(0, 9000)
+    terms.need_extras().origins[1] = bytes(16)
+    terms.need_extras().expire(1, 8000)
+    files, info = new_file(stored([first, terms, last]))
+    data, entries = get(files, "f.data"), datafile.read_index(files, info).entries
+    for at in range(entries[1].offset, entries[2].offset):
+        spoiled = data[:at] + bytes((data[at] ^ 0x0F,)) + data[at + 1 :]
+        index = datafile.rebuild_index(files, info, spoiled)
+        assert [entry for entry in index.entries if entry.offset != entries[1].offset] == [entries[0], entries[2]]
+
+
 def test_every_truncation_of_a_data_file_keeps_the_blocks_before_it(segment):
     files, info = segment
     data = get(files, "f.data")

@@ -67,9 +67,11 @@ class Times:
     @classmethod
     def decode(cls, data: bytes, n: int) -> "Times":
         """Of a block of `n` records. Raises BadExtras."""
-        count = len(data) // TIME_BYTES
+        count, rest = divmod(len(data), TIME_BYTES)
+        if not count or rest:
+            raise BadExtras("the times of a block are cut off")
         at, when = array("H", data[: 2 * count]), array("Q", data[2 * count :])
-        if not count or len(data) % TIME_BYTES or at[-1] >= n or sorted(set(at)) != at.tolist():
+        if at[-1] >= n or sorted(set(at)) != at.tolist():
             raise BadExtras("the times of a block do not fit its records")
         return cls(at, when)
 
