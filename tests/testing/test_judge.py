@@ -148,6 +148,21 @@ def test_a_write_that_is_there_twice_is_found():
     story.fails("there twice")
 
 
+@pytest.mark.parametrize("window_ms", [6, 7])
+def test_a_write_may_be_there_twice_if_its_key_was_forgotten_in_between(window_ms):
+    """Whichever of the two is seen first. A record's time is 1000 and its seq."""
+    story = Story(idempotency_window_ms=window_ms)
+    story.lose_append("a")
+    story.append("b", 2, *[None] * 6)
+    story.append("a", 8)
+    story.read(8, (8, "a"), start=7)
+    story.read(8, (1, "a"), *((2 + n, "b", n, None) for n in range(6)), (8, "a"))
+    if window_ms < 7:
+        assert story.problems == []
+    else:
+        story.fails("there twice")
+
+
 def test_a_stale_read_is_found():
     story = Story()
     story.lose_append("a")

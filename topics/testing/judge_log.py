@@ -158,13 +158,17 @@ class Judge:
         told = [place.told for places in self.places.values() for place in places.values() if place.write == write]
         lost = not self.safe and is_between(self.crashes, min(told), op.ended, (KILL, POWER, STOP))
         removed = any(remove.overlaps(0, op.ended) for remove in self.removes) and not self.bases[epoch, write]
-        if len(self.attempts[write]) < 2 or not (lost or removed or self._may_be_forgotten(epoch, write, op)):
+        if len(self.attempts[write]) < 2 or not (lost or removed or self._may_be_forgotten(epoch, write, first, op)):
             self.wrong(f"write {write} is there twice: at {self.bases[epoch, write]} and at {first}", op)
 
-    def _may_be_forgotten(self, epoch: int, write: str, op: Op) -> bool:
+    def _may_be_forgotten(self, epoch: int, write: str, first: int, op: Op) -> bool:
+        """Whether its key was forgotten between any two of its places; which of them was seen first says nothing."""
+        times, bases = self.times[epoch], self.bases[epoch, write]
         sent_ms = min(attempt.began_ms for attempt in self.attempts[write])
-        times = [self.times[epoch].get(seq, sent_ms) for seq in self.bases[epoch, write]]
-        return op.ended_ms - max(times, default=sent_ms) > self._window_ms
+        if not bases:
+            return op.ended_ms - sent_ms > self._window_ms
+        pairs = (sorted((first, base)) for base in bases)
+        return all(times.get(high, op.ended_ms) - times.get(low, sent_ms) > self._window_ms for low, high in pairs)
 
     @property
     def _window_ms(self) -> int:
