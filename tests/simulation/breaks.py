@@ -11,8 +11,11 @@ from topics.core import state
 from topics.core.events import Appended, RecordsDeleted, TopicRemoved
 from topics.core.topic import Topic
 from topics.shards import recovery, snapshot
+from topics.shards.checkpoint import Checkpoint
 from topics.shards.committer import Committer
+from topics.shards.datafile import PACK
 from topics.shards.engine import Engine
+from topics.shards.files import Files
 from topics.shards.store import Store
 from topics.testing.simulated_world import SimulatedDisk
 
@@ -47,6 +50,14 @@ def failed_sync_that_is_tried_again() -> Patches:
             return sync_log(self)
 
     yield patch.object(Store, "sync_log", insist)
+
+
+def names_that_are_never_synced() -> Patches:
+    def write_pack(self: Checkpoint, files: Files, packed: Any) -> None:
+        path = f"packs/pack-{self._store.next_file_id:010d}.data"
+        self._store_file(files, PACK, path, 0, packed)
+
+    yield patch.object(Checkpoint, "_write_pack", write_pack)
 
 
 def _replay(change: Callable[[Any], Any]) -> Patches:
@@ -128,6 +139,7 @@ LOG_BREAKS = [
     disk_that_lies_about_sync,
     committer_that_acks_before_it_writes,
     failed_sync_that_is_tried_again,
+    names_that_are_never_synced,
     replay_that_skips_deletes,
     replay_that_skips_removals,
     replay_that_tears_batches,

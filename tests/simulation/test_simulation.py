@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.simulation.breaks import LOG_BREAKS, broken
+from tests.simulation.breaks import LOG_BREAKS, broken, names_that_are_never_synced
 from tests.simulation.breaks_groups import GROUP_BREAKS
 from tests.simulation.breaks_queues import QUEUE_BREAKS
 from tests.simulation.breaks_records import RECORD_BREAKS
@@ -56,6 +56,14 @@ def test_a_broken_shard_is_found_out(kind, how):
     with broken(how):
         tried, failure = search(seeds_of(kind, ENOUGH))
     assert failure is not None, f"{tried} histories, and nobody noticed"
+
+
+def test_the_order_of_what_is_done_to_the_disk_is_watched():
+    """Before a crash comes at the very moment that would hurt."""
+    with broken(names_that_are_never_synced):
+        _, failure = search(seeds_of(LOGS, ENOUGH))
+    assert failure is not None
+    assert any("OrderingViolation('unlink wal/" in problem for problem in failure.problems), failure.problems
 
 
 def test_a_replay_tells_everything(capsys):

@@ -19,6 +19,7 @@ import trio.testing
 from topics.rpc import Connection, PeerLost, connect, serve
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.testing import judge, simulated_world
+from topics.testing.disk_monitor import MonitoredFiles
 from topics.testing.faulty_files import UNLIMITED_BYTES, SimulatedCrash
 from topics.testing.fibers import FiberKilled, TurnThreads
 from topics.testing.history import KILL, POWER, STOP, Crash, History
@@ -89,9 +90,14 @@ def _leaves(error: BaseException) -> list[BaseException]:
 
 
 class Life:
-    """One process, from its start to its end. `quota` operations are begun in it, then it is made to end."""
+    """One process, from its start to its end. `quota` operations are begun in it, then it is made to end.
 
-    def __init__(self, disk: SimulatedDisk, nursery: trio.Nursery, clock: VirtualClock, quota: float) -> None:
+    `watched`: under the ordering monitor. It has to know which files count, so it is for disks that do not fail.
+    """
+
+    def __init__(
+        self, disk: SimulatedDisk, nursery: trio.Nursery, clock: VirtualClock, quota: float, *, watched: bool
+    ) -> None:
         self.disk = disk
         self.settled = trio.Event()  # it serves, or is over before it ever did
         self.over = trio.Event()
@@ -100,7 +106,8 @@ class Life:
         self._nursery = nursery
         self._stop = trio.Event()
         threads = TurnThreads(nursery)
-        self.shard = Shard(disk, BOUNDS, clock, threads=threads, wal_file_bytes=WAL_FILE_BYTES)
+        files = MonitoredFiles(disk) if watched else disk
+        self.shard = Shard(files, BOUNDS, clock, threads=threads, wal_file_bytes=WAL_FILE_BYTES)
         self._handlers = simulated_world.with_epochs(self.shard)
         self.stopped = False  # cleanly
         self._gone = False  # on its way to its end
@@ -255,7 +262,7 @@ class Simulation:
         disk, how = self.disk, "ended"
         try:
             async with trio.open_nursery() as nursery:
-                life = self.life = Life(disk, nursery, self.clock, quota)
+                life = self.life = Life(disk, nursery, self.clock, quota, watched=not self.short_of_room)
                 self._next_life.set()
                 self._next_life = trio.Event()
                 await life.enough.wait()
