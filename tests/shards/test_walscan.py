@@ -397,6 +397,19 @@ def test_a_crash_at_any_step_of_settling_leads_to_the_same_log():
             assert {k: v for k, v in tree(survivor).items() if not k.endswith(".tmp")} == tree(clean)
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_what_was_set_aside_survives_a_power_loss(seed):
+    """From then on the shard may serve, and a checkpoint may let the log file go."""
+    files = new_log(TORN)
+    flip(files, 1, frames_of(files, 1)[1].offset + 45)
+    _, report = read(files)
+    walscan.settle(files, report)
+    kept = {path: data for path, data in tree(files).items() if path.startswith("quarantine/")}
+    assert len(kept) == len(report.damage) == 1
+    left = tree(files.crash(seed, power_loss=True))
+    assert {path: left.get(path) for path in kept} == kept
+
+
 @given(st.binary(max_size=400), st.integers(0, 2**64 - 1))
 @settings(deadline=None)
 def test_arbitrary_bytes_behind_a_header_hold_no_frame(data, seed):
