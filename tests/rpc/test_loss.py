@@ -1,7 +1,9 @@
 """Peers that die at any byte, speak garbage, speak another version, or say nothing."""
 
+import itertools
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -66,6 +68,49 @@ async def test_a_server_that_dies_at_every_byte_of_its_reply(tiny_chunks, size):
             else:
                 with pytest.raises(PeerLost):
                     await connection.call("x", {})
+
+
+def open_memory():
+    return trio.testing.memory_stream_pair()
+
+
+def open_sockets():
+    ours, theirs = socket.socketpair()
+    return trio.SocketStream(trio.socket.from_stdlib_socket(ours)), trio.SocketStream(
+        trio.socket.from_stdlib_socket(theirs)
+    )
+
+
+@pytest.mark.parametrize("open_streams", [open_memory, open_sockets])
+async def test_a_server_that_dies_at_every_byte_of_a_stream(tiny_chunks, open_streams):
+    """What came whole is there, then the loss is told; never a part, never an end that looks like one."""
+    parts = [message(ITEM, {"n": 1}, b"x" * 5), message(ITEM, {"n": 2}, b"y" * 40), message(REPLY, {"ok": True}, b"")]
+    ends = list(itertools.accumulate(map(len, parts)))
+    for length in range(ends[-1] + 1):
+        ours, theirs = open_streams()
+
+        async def die(theirs=theirs, length=length):
+            decoder = Decoder()
+            while not any(kind == CALL for kind, *_ in decoder.feed(bytes(await theirs.receive_some()))):
+                pass
+            await theirs.send_all(b"".join(parts)[:length])
+            await theirs.aclose()
+
+        async with trio.open_nursery() as nursery:
+            await theirs.send_all(hello())
+            connection = await connect(ours, nursery)
+            nursery.start_soon(die)
+            found = []
+            async with connection.stream("x", {}) as stream:
+                try:
+                    async for item in stream:
+                        found.append((item.head["n"], bytes(item.body)))
+                except PeerLost:
+                    assert length < ends[-1]
+                else:
+                    assert length == ends[-1]
+            assert found == [(1, b"x" * 5), (2, b"y" * 40)][: sum(end <= length for end in ends[:2])]
+            await connection.aclose()
 
 
 @pytest.mark.parametrize("size", [0, 5, 100])
