@@ -311,7 +311,11 @@ def test_crash_at_every_call(script: Script) -> None:
 
 
 def twice(driver: Driver, seed: int) -> None:
-    """A recovered store is recovered to the same state again, and what it relies on is safe from the next crash."""
+    """A recovered store is recovered to the same state again, and what it relies on is safe from the next crash.
+
+    Also from one at once: what a killed process left unsynced was read as if it were there for good.
+    """
+    driver.fork().crash(seed, power_loss=True)
     driver.crash(seed, power_loss=False)
     driver.append("after", records(2), config={"durability": "fsync"})
     driver.commit()
