@@ -14,6 +14,7 @@ class Bounds:
 
     earliest: int
     head: int
+    created: int | None = None  # when it was made, where that is known: another time is another topic of the same name
 
 
 @dataclass(frozen=True)
@@ -51,15 +52,15 @@ def cut(stretches: Iterable[Stretch], how: Cut) -> list[Stretch]:
 def admit(starts: Mapping[str, int], heads: Mapping[str, int], most: int | None) -> dict[str, int]:
     """Where a batch of at most `most` records ends: every topic gets its share of what is waiting.
 
-    A topic whose head is below its start was made anew; it is read up to its head.
+    What rounding leaves goes to those it took most from, then to those with the most waiting: so none is passed over
+    for ever, however many there are. A topic whose head is below its start has lost records; it is read up to its head.
     """
     waiting = {topic: max(0, head - starts[topic]) for topic, head in heads.items()}
     total = sum(waiting.values())
     if most is None or total <= most:
         return dict(heads)
-    ends, left = {}, most
-    for topic in sorted(heads):
-        share = min(waiting[topic], left, -(-most * waiting[topic] // total))
-        left -= share
-        ends[topic] = starts[topic] + share if waiting[topic] else heads[topic]
-    return ends
+    shares = {topic: most * count // total for topic, count in waiting.items()}
+    by_need = sorted(waiting, key=lambda topic: (-(most * waiting[topic] % total), -waiting[topic], topic))
+    for topic in by_need[: most - sum(shares.values())]:
+        shares[topic] += 1
+    return {topic: starts[topic] + shares[topic] if waiting[topic] else heads[topic] for topic in heads}

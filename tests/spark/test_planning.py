@@ -44,3 +44,18 @@ def test_a_batch_keeps_to_its_limit_and_always_gets_on(edges, most):
 
 def test_every_topic_gets_its_share():
     assert admit({"a": 0, "b": 100}, {"a": 900, "b": 200}, 100) == {"a": 90, "b": 110}
+
+
+def test_no_topic_is_passed_over_for_ever_when_there_are_more_topics_than_a_batch_takes():
+    """Each of the small ones has a record more every time; the large one and the last ones are read all the same."""
+    starts = {f"small{n:02}": 0 for n in range(20)} | {"z.large": 0}
+    heads = {topic: 1 for topic in starts} | {"z.large": 10_000}
+    for _ in range(100):
+        starts = admit(starts, heads, 5)
+        heads = {topic: head + (topic != "z.large") for topic, head in heads.items()}
+    assert starts["z.large"] > 400
+    starts, heads = {f"t{n:02}": 0 for n in range(20)}, {f"t{n:02}": 10 for n in range(20)}
+    for _ in range(100):
+        starts = admit(starts, heads, 5)
+        heads = {topic: head + 1 for topic, head in heads.items()}
+    assert min(starts.values()) > 20
