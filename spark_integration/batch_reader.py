@@ -117,6 +117,10 @@ def start_of(topics: Topics, options: ReadOptions, topic: str, bounds: Bounds) -
     if options.starting_ts is not None:
         return topics.first_at(topic, bounds, options.starting_ts)
     if isinstance(options.starting, dict) and topic in options.starting:
+        if options.starting[topic] > bounds.head + 1:
+            raise BadOption(
+                f"startingOffsets asks {topic!r} for seqs from {options.starting[topic]} on; its head is {bounds.head}"
+            )
         return max(0, options.starting[topic] - 1)
     return bounds.head if options.starting == LATEST else bounds.earliest - 1
 

@@ -173,10 +173,9 @@ def _server(options: Mapping[str, str]) -> Server:
         raise BadOption(f"url must be http://host:port, not {url!r}")
     retry_s = options.get("retryseconds", "60")
     gzip = _flag(options, "gzip", False)
-    try:
-        return Server(url.rstrip("/"), options.get("token") or None, float(retry_s), gzip)
-    except ValueError:
-        raise BadOption(f"retrySeconds must be a number, not {retry_s!r}") from None
+    if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", retry_s):
+        raise BadOption(f"retrySeconds must be a number from 0, not {retry_s!r}")
+    return Server(url.rstrip("/"), options.get("token") or None, float(retry_s), gzip)
 
 
 def _selection(options: Mapping[str, str]) -> Selection:
@@ -187,6 +186,8 @@ def _selection(options: Mapping[str, str]) -> Selection:
     value = options[given[0]]
     if given[0] != "topicpattern":
         names = _words(value) if given[0] == "topics" else [value]
+        if not names:
+            raise BadOption(f"topics must be names such as a,b,c, not {value!r}")
         return Selection(tuple(dict.fromkeys(names)), None)
     try:
         re.compile(value)

@@ -4,14 +4,15 @@ What is put off (429, 503, a lost connection) is tried again with growing, uneve
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NoReturn, Self
 
 import httpx
 
 from spark_integration.options import Selection, Server
 from spark_integration.planning import Bounds
-from topics.client import ApiError, Client, Retries
+from topics.client import ApiError, Client, Retries, Unreachable
 from topics.client.calls import Request, headers_of, read
 from topics.paths import topic_path
 
@@ -20,6 +21,10 @@ TIMEOUT_S = 60.0
 
 class Refused(Exception):
     """The server said no, or nothing; the message is for the person who wrote the query."""
+
+
+class NoTopic(Refused):
+    """There is no topic of this name."""
 
 
 def _http(server: Server) -> httpx.Client:
@@ -48,36 +53,35 @@ class Topics:
         if selection.pattern is None:
             return {name: self.bounds_of(name) for name in selection.names}
         pattern = re.compile(selection.pattern)
-        try:
+        with self._explained(selection.pattern):
             found = [fields for fields in self._client.topics() if pattern.fullmatch(fields["topic"])]
-        except ApiError as error:
-            self._explain(error, selection.pattern)
         return {fields["topic"]: Bounds(fields["earliest_seq"], fields["head_seq"]) for fields in found}
 
     def bounds_of(self, topic: str) -> Bounds:
         state = self.state(topic)
-        return Bounds(state["earliest_seq"], state["head_seq"])
+        return Bounds(state["earliest_seq"], state["head_seq"], state["created_ts"])
+
+    def created(self, topic: str) -> int | None:
+        """When it was made; None if it does not exist any more."""
+        try:
+            return self.bounds_of(topic).created
+        except NoTopic:
+            return None
 
     def state(self, topic: str) -> dict[str, Any]:
-        try:
+        with self._explained(topic):
             return self._client.send(Request("GET", topic_path(topic), query={"touch": "false"}))
-        except ApiError as error:
-            self._explain(error, topic)
 
     def routers_from(self, topic: str) -> list[dict[str, Any]]:
         """Those that this key may see, with their settings."""
-        try:
+        with self._explained(topic):
             names = [found["router"] for found in self._client.routers() if found["source"] == topic]
             return [self._client.router(name) for name in names]
-        except ApiError as error:
-            self._explain(error, topic)
 
     def first_at(self, topic: str, bounds: Bounds, ts: int) -> int:
         """The seq after which every record is of `ts` or later, within what the topic has."""
-        try:
+        with self._explained(topic):
             found = int(self._client.seek(topic, ts)["from_seq"])
-        except ApiError as error:
-            self._explain(error, topic)
         return min(max(found, bounds.earliest - 1), bounds.head)
 
     # --- records --------------------------------------------------------------------------------------------------
@@ -90,33 +94,40 @@ class Topics:
         return self._bytes(Request("POST", topic_path(topic), body, {"return_seqs": "false"}), topic)
 
     def delete_before(self, topic: str, seq: int) -> int:
-        try:
+        with self._explained(topic):
             return int(self._client.delete(topic, before_seq=seq)["deleted"])
-        except ApiError as error:
-            self._explain(error, topic)
 
     def redrive(self, topic: str, to: str, tag_prefix: str | None, limit: int) -> int:
         """Dead letters that are in `to` now, or on their way there."""
         match = None if tag_prefix is None else ["tag", "Glob", f"{tag_prefix}*"]
-        try:
-            answer = self._client.redrive(topic, to, match=match, limit=limit)
-        except ApiError as error:
-            self._explain(error, to if error.code in ("topic_not_found", "not_a_queue") else topic)
+        with self._explained(topic):
+            try:
+                answer = self._client.redrive(topic, to, match=match, limit=limit)
+            except ApiError as error:
+                self._explain(error, to if error.code in ("topic_not_found", "not_a_queue") else topic)
         return int(answer["moved"]) + int(answer["pending"])
 
     def _bytes(self, request: Request, topic: str) -> bytes:
-        answer = self._client.exchange(request)
-        if not answer.is_success:
-            try:
+        with self._explained(topic):
+            answer = self._client.exchange(request)
+            if not answer.is_success:
                 read(answer)
-            except ApiError as error:
-                self._explain(error, topic)
-        return answer.content
+            return answer.content
+
+    @contextmanager
+    def _explained(self, topic: str) -> Iterator[None]:
+        try:
+            yield
+        except ApiError as error:
+            self._explain(error, topic)
+        except Unreachable as error:
+            seconds = f"{self._server.retry_s:g} s"
+            raise Refused(f"{self._server.url} cannot be reached, tried for {seconds}: {error}") from error
 
     def _explain(self, error: ApiError, topic: str) -> NoReturn:
         where = self._server.url
         if error.code == "topic_not_found":
-            raise Refused(f"topic {topic!r} does not exist at {where}") from error
+            raise NoTopic(f"topic {topic!r} does not exist at {where}") from error
         if error.status == 401:
             said = (
                 "the option token is missing" if self._server.token is None else "its option token is not known there"

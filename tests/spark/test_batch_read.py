@@ -63,6 +63,15 @@ def test_seqs_and_times_bound_a_read(spark, server, topics, name):
     assert numbers(source(spark, server, topic=name, **times).load()) == expected
     with pytest.raises(Exception, match="endingOffsets asks"):
         source(spark, server, topic=name, endingOffsets=json.dumps({name: 99})).load().count()
+    assert source(spark, server, topic=name, startingOffsets=json.dumps({name: 21})).load().count() == 0
+    with pytest.raises(Exception, match=f"startingOffsets asks '{name}' for seqs from 22 on; its head is 20"):
+        source(spark, server, topic=name, startingOffsets=json.dumps({name: 22})).load().count()
+
+
+def test_a_server_that_is_not_there_is_named():
+    options = read_options({"url": "http://127.0.0.1:9", "topic": "t", "retrySeconds": "0"}, stream=False)
+    with pytest.raises(Refused, match=r"http://127\.0\.0\.1:9 cannot be reached, tried for 0 s: .*refused"):
+        TopicsReader(options, full_schema("string")).partitions()
 
 
 def test_records_are_left_out_by_node_and_tag_and_columns_by_schema(spark, server, topics, name):

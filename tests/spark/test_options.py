@@ -43,6 +43,9 @@ def test_a_slash_at_the_end_of_the_url_does_no_harm():
         ({"topic": "t", "fetchSize": "0"}, "a whole number from 1"),
         ({"topic": "t", "dataType": "json"}, "string or variant"),
         ({"topic": "t", "retrySeconds": "long"}, "must be a number"),
+        ({"topic": "t", "retrySeconds": "nan"}, "must be a number"),
+        ({"topic": "t", "retrySeconds": "-1"}, "must be a number"),
+        ({"topics": " , "}, "names such as a,b,c"),
     ],
 )
 def test_what_is_wrong_with_a_read_is_said(given, said):
