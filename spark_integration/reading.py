@@ -1,7 +1,8 @@
 """One partition: the records of a stretch, page by page, and what is done about those that are gone.
 
-Deleted records are absent silently, as the API says. Records lost to capacity or age, a topic that was made anew, and a
-head below what was planned are data loss: the read fails, or with `failOnDataLoss=false` goes on and says so on stderr.
+Deleted records are absent silently, as the API says. Records lost to capacity or age, a topic that was removed or made
+anew, and a head below what was planned are data loss: the read fails, or with `failOnDataLoss=false` goes on and says
+so on stderr.
 """
 
 import sys
@@ -13,7 +14,7 @@ import pyarrow as pa
 from spark_integration.options import ReadOptions
 from spark_integration.pages import Batches, Record, decode_page
 from spark_integration.planning import Stretch
-from spark_integration.server import Topics
+from spark_integration.server import NoTopic, Topics
 
 PAGE_BYTES = 8 * 1024 * 1024
 RECREATED = "recreated"
@@ -37,7 +38,11 @@ def read_stretch(options: ReadOptions, batches: Batches, stretch: Stretch) -> It
     after = stretch.after
     with Topics(options.server) as topics:
         while after < stretch.until:
-            page = decode_page(topics.page(stretch.topic, {"from_seq": after, **query}))
+            try:
+                page = decode_page(topics.page(stretch.topic, {"from_seq": after, **query}))
+            except NoTopic:
+                _lost(options, f"{stretch.topic} does not exist any more")
+                return
             gap = page.tombstone
             if gap is not None and gap.reason == RECREATED:
                 _lost(options, f"{stretch.topic} was made anew: its head is {page.head_seq}, {after} was read before")

@@ -48,10 +48,11 @@ class Topics:
 
     # --- topics ---------------------------------------------------------------------------------------------------
 
-    def bounds(self, selection: Selection) -> dict[str, Bounds]:
-        """Every selected topic. A pattern may match none; a name that does not exist is an error."""
+    def bounds(self, selection: Selection, *, strict: bool = True) -> dict[str, Bounds]:
+        """Every selected topic. A pattern may match none; a name that does not exist is an error if `strict`."""
         if selection.pattern is None:
-            return {name: self.bounds_of(name) for name in selection.names}
+            look = self.bounds_of if strict else self._bounds_if_there
+            return {name: bounds for name in selection.names if (bounds := look(name)) is not None}
         pattern = re.compile(selection.pattern)
         with self._explained(selection.pattern):
             found = [fields for fields in self._client.topics() if pattern.fullmatch(fields["topic"])]
@@ -61,12 +62,16 @@ class Topics:
         state = self.state(topic)
         return Bounds(state["earliest_seq"], state["head_seq"], state["created_ts"])
 
-    def created(self, topic: str) -> int | None:
-        """When it was made; None if it does not exist any more."""
+    def _bounds_if_there(self, topic: str) -> Bounds | None:
         try:
-            return self.bounds_of(topic).created
+            return self.bounds_of(topic)
         except NoTopic:
             return None
+
+    def created(self, topic: str) -> int | None:
+        """When it was made; None if it does not exist any more, or if nobody knows."""
+        bounds = self._bounds_if_there(topic)
+        return None if bounds is None else bounds.created
 
     def state(self, topic: str) -> dict[str, Any]:
         with self._explained(topic):

@@ -7,6 +7,7 @@ import pytest
 from spark_integration.batch_reader import TopicsReader
 from spark_integration.options import read_options
 from spark_integration.pages import schema as full_schema
+from spark_integration.reading import DataLoss
 from spark_integration.server import Refused
 from tests.spark.frames import everything, fill, numbers, source
 from topics.testing.server import Server
@@ -111,6 +112,20 @@ def test_what_retention_took_fails_the_query_or_is_left_out(spark, server, topic
     with pytest.raises(Exception, match=f"{name} has lost seq 1 to 20 .cap.*failOnDataLoss=false"):
         source(spark, server, **from_one).load().count()
     assert numbers(source(spark, server, failOnDataLoss="false", **from_one).load()) == list(range(20, 30))
+
+
+def test_a_topic_that_is_removed_after_planning_is_lost(server, topics, name, capfd):
+    fill(topics, name, range(3))
+    readers = []
+    for strict in ("true", "false"):
+        options = read_options({"url": server.url, "topic": name, "failOnDataLoss": strict}, stream=False)
+        readers.append(TopicsReader(options, full_schema("string")))
+    pieces = [reader.partitions()[0] for reader in readers]
+    topics.remove_topic(name)
+    with pytest.raises(DataLoss, match=f"{name} does not exist any more. Set failOnDataLoss=false"):
+        list(readers[0].read(pieces[0]))
+    assert list(readers[1].read(pieces[1])) == []
+    assert f"data loss, going on: {name} does not exist any more" in capfd.readouterr().err
 
 
 def test_keys_scopes_and_prefixes(spark, tmp_path):

@@ -49,7 +49,7 @@ def test_every_topic_gets_its_share():
 def test_no_topic_is_passed_over_for_ever_when_there_are_more_topics_than_a_batch_takes():
     """Each of the small ones has a record more every time; the large one and the last ones are read all the same."""
     starts = {f"small{n:02}": 0 for n in range(20)} | {"z.large": 0}
-    heads = {topic: 1 for topic in starts} | {"z.large": 10_000}
+    heads = dict.fromkeys(starts, 1) | {"z.large": 10_000}
     for _ in range(100):
         starts = admit(starts, heads, 5)
         heads = {topic: head + (topic != "z.large") for topic, head in heads.items()}

@@ -150,3 +150,44 @@ def test_a_topic_that_was_made_anew_is_noticed(spark, server, topics, name, tmp_
     relaxed = stream(spark, server, topic=name, failOnDataLoss="false").load().select("data")
     run(relaxed, server, tmp_path / "c", topic=f"{name}.out")
     assert numbers_of(topics, f"{name}.out") == [*range(40), *range(100, 110)]
+
+
+def test_a_topic_that_was_made_anew_is_noticed_also_when_it_has_more_records_than_before(
+    spark, server, topics, name, tmp_path
+):
+    """By name and by pattern: else the first records of the new topic would be taken for those that were read."""
+    for number, chosen in enumerate(({"topic": f"{name}.0"}, {"topicPattern": f"{name}\\.1"})):
+        topic, out, checkpoint = f"{name}.{number}", f"{name}.{number}.out", tmp_path / str(number)
+
+        def once(chosen=chosen, out=out, checkpoint=checkpoint, **options):
+            run(stream(spark, server, **chosen, **options).load().select("data"), server, checkpoint, topic=out)
+
+        fill(topics, topic, range(40))
+        once()
+        topics.remove_topic(topic)
+        fill(topics, topic, range(100, 160))
+        with pytest.raises(Exception, match="was made anew: its head is 60, this query has read up to 40"):
+            once()
+        once(failOnDataLoss="false")
+        fill(topics, topic, range(160, 170))
+        once()
+        assert numbers_of(topics, out) == [*range(40), *range(100, 170)]
+
+
+def test_a_topic_that_was_removed_fails_a_query_or_is_left_out(spark, server, topics, name, tmp_path):
+    fill(topics, f"{name}.a", range(5))
+    fill(topics, f"{name}.b", range(10, 15))
+
+    def once(**options):
+        frame = stream(spark, server, topics=f"{name}.a,{name}.b", **options).load().select("data")
+        run(frame, server, tmp_path / "c", topic=f"{name}.out")
+
+    once()
+    topics.remove_topic(f"{name}.a")
+    fill(topics, f"{name}.b", range(15, 20))
+    with pytest.raises(Exception, match=f"{name}.a does not exist any more. Set failOnDataLoss=false"):
+        once()
+    once(failOnDataLoss="false")
+    fill(topics, f"{name}.a", range(20, 30))
+    once(failOnDataLoss="false")
+    assert sorted(numbers_of(topics, f"{name}.out")) == [*range(5), *range(10, 30)]
