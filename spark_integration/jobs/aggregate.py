@@ -19,6 +19,7 @@ from spark_integration.jobs.progress import Place, Tell, to_stderr
 from spark_integration.jobs.storage import Storage
 from spark_integration.jobs.windows import Measure, as_records, windows
 from spark_integration.options import BadOption, Selection
+from spark_integration.pages import schema
 from spark_integration.planning import Bounds
 from spark_integration.server import Topics
 
@@ -99,9 +100,17 @@ class _Run:
                         f"{self._checkpoint} is of another aggregation: its {setting} is {known[setting]}, not {value}"
                     )
             return str(known["name"])
+        self._check()
         name = uuid.uuid4().hex
         self._storage.write_json(file, {"name": name, **meaning})
         return name
+
+    def _check(self) -> None:
+        """Before it is remembered: what cannot be run must not be in the way of the next try."""
+        with Topics(self._place.server) as topics:
+            topics.bounds(self._plan.selection)
+        none = self._spark.createDataFrame([], schema("string"))
+        windows(none.withWatermark("ts", self._plan.watermark), self._plan.measure)
 
     # --- all at once ----------------------------------------------------------------------------------------------
 

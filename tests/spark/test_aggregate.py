@@ -164,3 +164,16 @@ def test_settings_that_make_no_sense_are_refused(spark, place):
     plan = Plan(Selection(("t",), None), Into(topic="o"), mode="sometimes")
     with pytest.raises(BadOption, match="mode must be"):
         aggregate(spark, place, plan, "x")
+
+
+def test_what_cannot_be_run_is_not_remembered(spark, place, topics, name, tmp_path):
+    fill(topics, name, range(3))
+    none, only, into = Selection((f"{name}.none",), None), Selection((name,), None), Into(topic=f"{name}.out")
+    for wrong, said in (
+        (Plan(none, into, mode="batch"), "none' does not exist at http"),
+        (Plan(only, into, Measure(window="1 foo"), mode="batch"), "CANNOT_PARSE_INTERVAL"),
+        (Plan(only, into, mode="batch", watermark="soon"), "soon"),
+    ):
+        with pytest.raises(Exception, match=said):
+            aggregate(spark, place, wrong, str(tmp_path / "c"))
+    assert aggregate(spark, place, Plan(only, into, mode="batch"), str(tmp_path / "c")).records == 3
