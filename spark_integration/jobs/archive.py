@@ -6,7 +6,7 @@ manifest names.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_integration.jobs.manifest import Archive, Entry, Lost, joined
@@ -51,9 +51,12 @@ def archive(
         for topic, bounds in sorted(topics.bounds(selection).items()):
             summary.topics += 1
             held.remove_strays(topic)
-            last = _archived_to(held, topic, bounds)
+            created = topics.created(topic)
+            last = _archived_to(held, topic, bounds, created)
             while last < bounds.head:
-                entry = _step(spark, place, held, topic, last, min(bounds.head, last + step_records), min_partitions)
+                until = min(bounds.head, last + step_records)
+                draft = Entry(topic, last + 1, until, 0, None, None, created=created)
+                entry = _step(spark, place, held, draft, min_partitions)
                 last = entry.last
                 summary.steps += 1
                 summary.records += entry.records
@@ -64,41 +67,38 @@ def archive(
     return summary
 
 
-def _archived_to(held: Archive, topic: str, bounds: Bounds) -> int:
+def _archived_to(held: Archive, topic: str, bounds: Bounds, created: int | None) -> int:
     entries = held.entries(topic)
     if not entries:
         return bounds.earliest - 1  # what was gone before the first run is nobody's loss
     last = entries[-1].last
-    if bounds.head < last:
+    if bounds.head < last or entries[-1].created not in (None, created):
         raise CannotArchive(
             f"{topic} was made anew: its head is {bounds.head}, its archive goes to {last}. Use another folder."
         )
     return last
 
 
-def _step(spark: Any, place: Place, held: Archive, topic: str, after: int, until: int, min_partitions: int) -> Entry:
+def _step(spark: Any, place: Place, held: Archive, draft: Entry, min_partitions: int) -> Entry:
     storage = Storage(spark)
-    draft = Entry(topic, after + 1, until, 0, None, None)
     folder = held.folder(draft)
     options = place.options | {
-        "topic": topic,
-        "startingOffsets": _position(topic, after + 1),
-        "endingOffsets": _position(topic, until + 1),
+        "topic": draft.topic,
+        "startingOffsets": _position(draft.topic, draft.first),
+        "endingOffsets": _position(draft.topic, draft.last + 1),
         "minPartitions": str(min_partitions),
         "lostAsRows": "true",
     }
     rows = spark.read.format("topics").options(**options).load().drop("topic")
     dated = rows.selectExpr("*", f"coalesce(date_format(ts, 'yyyy-MM-dd'), '{LOST}') AS date")
     dated.write.mode("overwrite").partitionBy("date").parquet(folder)
-    lost = _take_lost(spark, storage, folder)
+    entry = replace(draft, lost=_take_lost(spark, storage, folder))
     if any(name.startswith("date=") for name in storage.names(folder)):
         found = spark.read.schema(rows.schema).parquet(folder)
         count, first_ts, last_ts = found.selectExpr("count(*)", "unix_millis(min(ts))", "unix_millis(max(ts))").first()
-        draft = Entry(topic, after + 1, until, count, first_ts, last_ts, lost)
-    else:
-        draft = Entry(topic, after + 1, until, 0, None, None, lost)
-    held.add(draft)
-    return draft
+        entry = replace(entry, records=count, first_ts=first_ts, last_ts=last_ts)
+    held.add(entry)
+    return entry
 
 
 def _take_lost(spark: Any, storage: Storage, folder: str) -> list[Lost]:

@@ -33,6 +33,7 @@ class Entry:
     first_ts: int | None
     last_ts: int | None
     lost: list[Lost] = field(default_factory=list)
+    created: int | None = None  # when the topic was made; archives of before do not say
 
     @property
     def range(self) -> str:
