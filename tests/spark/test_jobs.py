@@ -1,11 +1,12 @@
 """The pipeline's jobs against a real server, with the crashes they are made for."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
 from spark_integration.jobs.archive import CannotArchive, archive
-from spark_integration.jobs.ingest import ingest
+from spark_integration.jobs.ingest import IngestSummary, _followed, ingest
 from spark_integration.jobs.manifest import Archive, Lost, joined
 from spark_integration.jobs.progress import Place
 from spark_integration.jobs.replay import replay
@@ -70,6 +71,10 @@ def test_what_was_lost_before_it_was_archived_stands_in_the_manifest(spark, plac
     fill(topics, name, range(10))
     with pytest.raises(CannotArchive, match="was made anew: its head is 10, its archive goes to 200"):
         archive(spark, place, only, root, tell=told.append)
+    fill(topics, name, range(10, 300))
+    with pytest.raises(CannotArchive, match="was made anew: its head is 300, its archive goes to 200"):
+        archive(spark, place, only, root, delete=True, tell=told.append)
+    assert numbers_of(topics, name) == list(range(300))
 
 
 def test_a_step_that_died_before_its_manifest_is_done_again(spark, place, topics, name, tmp_path, told, monkeypatch):
@@ -120,8 +125,33 @@ def test_files_are_ingested_once_each(spark, place, topics, name, tmp_path, told
     (table / "t.csv").write_text("n,word\n1,one\n2,\n")
     assert ingest(spark, place, str(table), "csv", str(tmp_path / "c2"), topic=name, tell=told.append).rows == 2
     assert [record["data"] for record in everything(topics, name)] == [{"n": 1, "word": "one"}, {"n": 2}]
+    (table / "u.csv").write_text("word,n\nthree,3\n")
+    with pytest.raises(ValueError, match=r"the same header; file:.*t\.csv has n,word, file:.*u\.csv has word,n"):
+        ingest(spark, place, str(table), "csv", str(tmp_path / "c2"), topic=name, tell=told.append)
+    (table / "u.csv").write_text("n,word\n3,three\n")
+    assert ingest(spark, place, str(table), "csv", str(tmp_path / "c2"), topic=name, tell=told.append).rows == 1
+    assert everything(topics, name)[2]["data"] == {"n": 3, "word": "three"}
     with pytest.raises(ValueError, match="one of them"):
         ingest(spark, place, str(table), "csv", "c")
+
+
+def test_an_ingestion_tells_each_batch_when_it_is_done_and_counts_more_than_spark_remembers():
+    class Query:
+        """Three hundred batches, of which the last hundred are known; the end comes with the last one."""
+
+        batches = 0
+
+        def awaitTermination(self, seconds):
+            self.batches += 50
+            return self.batches == 300
+
+        @property
+        def recentProgress(self):
+            return [SimpleNamespace(batchId=n, numInputRows=2) for n in range(self.batches)[-100:]]
+
+    told: list[str] = []
+    assert _followed(Query(), told.append) == IngestSummary(300, 600)
+    assert told == [f"batch {n}: 2 rows" for n in range(300)]
 
 
 def test_lost_neighbours_become_one():
