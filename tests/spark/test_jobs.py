@@ -13,6 +13,7 @@ from spark_integration.jobs.replay import replay
 from spark_integration.jobs.storage import Storage
 from spark_integration.options import Selection
 from tests.spark.frames import everything, fill, numbers_of
+from topics.testing.server import wait_until
 
 
 @pytest.fixture
@@ -108,6 +109,22 @@ def test_a_replay_that_died_before_its_mark_appends_nothing_twice(spark, place, 
     assert numbers_of(topics, f"{name}.part") == list(range(10, 20))
     with pytest.raises(FileNotFoundError, match=f"has no topic 'other'; it has {name}"):
         replay(spark, place, root, "other", "x")
+
+
+def test_copies_that_a_router_made_exactly_once_are_replayed_without_its_keys(spark, place, topics, name, tmp_path):
+    """The server takes those keys from routers alone."""
+    topics.put_topic(name)
+    topics.put_router(f"{name}-r", name, f"{name}.copy", guarantee="exactly_once")
+    fill(topics, name, range(10))
+    wait_until(lambda: topics.router(f"{name}-r")["forwarded_total"] >= 10, "10 copies", 60)
+    archive(spark, place, Selection((f"{name}.copy",), None), str(tmp_path))
+    assert replay(spark, place, str(tmp_path), f"{name}.copy", f"{name}.again").records == 10
+    parts = ("data", "meta", "$tag", "$node")
+    found, wanted = (
+        [[record.get(part) or None for part in parts] for record in everything(topics, topic)]
+        for topic in (f"{name}.again", name)
+    )
+    assert found == wanted
 
 
 def test_files_are_ingested_once_each(spark, place, topics, name, tmp_path, told):
