@@ -261,7 +261,7 @@ def test_routers(topics: Commands) -> None:
         (["topic", "create", "x"], {"TOPICS_KEY": READ_KEY}, 4, "forbidden"),
         (["topic", "create", "x", "--cap-records=-1"], {}, 1, "invalid_request"),
         (["topic", "ls"], {"TOPICS_URL": "http://127.0.0.1:1"}, 6, "unreachable"),
-        (["topic", "ls"], {"TOPICS_URL": "ftp://x"}, 2, "internal"),
+        (["topic", "ls"], {"TOPICS_URL": "ftp://x"}, 2, "usage"),
     ],
 )
 def test_a_failure_is_a_status_and_json_on_stderr(topics: Commands, arguments, env, status, code) -> None:

@@ -50,7 +50,7 @@ async def ask(bench, path: str, header: str = "") -> tuple[int, bytes]:
         ("/v0/watch/x?token=a+b/c", "", 401),  # a plus is a space
         ("/v0/watch/x?token=wrong", "Bearer reader", 200),  # a valid header wins
         ("/v0/watch/x?token=writer", "Bearer reader", 200),
-        ("/v0/watch/x?token=reader", "Bearer writer", 403),
+        ("/v0/topics/mine.q/work?token=rw", "Bearer reader", 403),
         ("/v0/watch/x?token=reader", "Bearer wrong", 200),
         ("/v0/watch/x?token=", "", 401),
         ("/v0/watch/x", "", 401),
