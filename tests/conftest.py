@@ -9,12 +9,16 @@ import httpx
 import hypothesis
 import pytest
 
+from topics.testing.watched_shards import VIOLATIONS, watch_shards
+
 PATIENCE_S = 60.0
 
 # A commit is judged by the same examples each time it is tested; a deeper run looks for new ones.
 DEEPER = int(os.environ.get("TOPICS_TEST_DEPTH", "1")) > 1
 hypothesis.settings.register_profile("patient", deadline=None, derandomize=not DEEPER)
 hypothesis.settings.load_profile("patient")
+
+watch_shards()  # before any test is imported
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell started us in the background; programs would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +30,15 @@ def nothing_is_frozen() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gc, "freeze", lambda: None)
         yield
+
+
+@pytest.fixture(autouse=True)
+def disk_is_used_in_order() -> Iterator[None]:
+    """No ack before its sync, no rename before it, no unlink before the successor is durable: whatever a test does."""
+    yield
+    found = VIOLATIONS[:]
+    VIOLATIONS.clear()
+    assert found == []
 
 
 @pytest.fixture(autouse=True, scope="session")

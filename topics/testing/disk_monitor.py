@@ -12,8 +12,12 @@ The second rule leaves out `exempt` paths (the log, temporary files, spares: the
 register files, which promise nothing beyond the process. Unlinking a ".tmp" file is always allowed: it is no one's
 predecessor. After a failed sync a file counts as unsynced for good; a restart begins with a new monitor, which takes
 what it finds for durable. The monitor changes nothing on the disk; a lock keeps its notes straight between threads.
+
+Code that goes on after a failure leaves files behind which the monitor cannot know to be abandoned. So whoever uses it
+either says which paths these are (`exempt`), or lets it watch `until_failure` only.
 """
 
+import contextlib
 import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
@@ -66,22 +70,25 @@ class _Record:
 class MonitoredFile:
     """A `File` whose writes and syncs are noted."""
 
-    def __init__(self, inner: File, record: _Record, lock: threading.Lock) -> None:
+    def __init__(self, inner: File, record: _Record, owner: "MonitoredFiles") -> None:
         self._inner = inner
         self._record = record
-        self._lock = lock
+        self._owner = owner
+        self._lock = owner.lock
 
     def write_at(self, offset: int, parts: Sequence[Buffer]) -> None:
         end = offset + sum(len(part) for part in parts)
         try:
-            self._inner.write_at(offset, parts)
+            with self._owner.noting_failure():
+                self._inner.write_at(offset, parts)
         finally:  # a failed write may have left anything
             with self._lock:
                 self._record.note_change(offset, end, max(self._record.size, end))
 
     def truncate(self, size: int) -> None:
         try:
-            self._inner.truncate(size)
+            with self._owner.noting_failure():
+                self._inner.truncate(size)
         finally:
             with self._lock:
                 self._record.note_change(min(size, self._record.size), max(size, self._record.size), size)
@@ -90,7 +97,8 @@ class MonitoredFile:
         with self._lock:
             changes = self._record.begin_sync()
         try:
-            self._inner.sync()
+            with self._owner.noting_failure():
+                self._inner.sync()
         except OSError:
             self._record.sync_failed = True
             raise
@@ -114,56 +122,84 @@ class MonitoredFile:
 
 
 class MonitoredFiles:
-    """`inner`, watched; implements `topics.shards.files.Files`. `exempt`: paths that an unlink need not wait for."""
+    """`inner`, watched; implements `topics.shards.files.Files`. `exempt`: paths that an unlink need not wait for.
 
-    def __init__(self, inner: Files, *, exempt: Callable[[str], bool] = is_exempt) -> None:
+    What is violated is also noted in `violations`, for the case that the code under test gets over the exception.
+    """
+
+    def __init__(
+        self,
+        inner: Files,
+        *,
+        exempt: Callable[[str], bool] = is_exempt,
+        until_failure: bool = False,
+        violations: list[str] | None = None,
+    ) -> None:
+        self.violations = [] if violations is None else violations
+        self.lock = threading.Lock()
         self._inner = inner
         self._exempt = exempt
+        self._until_failure = until_failure
+        self._failed = False
         self._records: dict[str, _Record] = {}  # of files opened in this run
         self._fresh: set[str] = set()  # created or renamed into place in this run, and still linked
         self._unsynced_names: set[str] = set()  # files and directories
         self._acks: dict[Hashable, list[tuple[_Record, int]]] = {}
-        self._lock = threading.Lock()
+
+    @contextlib.contextmanager
+    def noting_failure(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError:
+            self._failed = True
+            raise
+
+    def _violated(self, text: str) -> None:
+        if self._until_failure and self._failed:
+            return
+        self.violations.append(text)
+        raise OrderingViolation(text)
 
     def note_write(self, token: Hashable, path: str, end_offset: int) -> None:
         """The acknowledgement of `token` needs the bytes of `path` before `end_offset`; may be called repeatedly."""
-        with self._lock:
+        with self.lock:
             self._acks.setdefault(token, []).append((self._records[path], end_offset))
 
     def check_acked(self, token: Hashable) -> None:
         """`token` is being acknowledged, which happens once: everything noted for it must be durable now."""
-        with self._lock:
-            needs = self._acks.pop(token, None)
-            if needs is None:
-                raise OrderingViolation(f"{token!r} is acknowledged, but no write is noted for it")
-            for record, end_offset in needs:
+        with self.lock:
+            if token not in self._acks:
+                self._violated(f"{token!r} is acknowledged, but no write is noted for it")
+            for record, end_offset in self._acks.pop(token, []):
                 if not record.is_synced_before(end_offset):
-                    raise OrderingViolation(f"{token!r} is acknowledged before {record.path} is synced to {end_offset}")
+                    self._violated(f"{token!r} is acknowledged before {record.path} is synced to {end_offset}")
                 name = self._unsynced_name_of(record.path or "")
                 if name is not None:
-                    raise OrderingViolation(f"{token!r} is acknowledged before the name {name} is synced")
+                    self._violated(f"{token!r} is acknowledged before the name {name} is synced")
 
     def open(self, path: str) -> MonitoredFile:
         file = self._inner.open(path)
-        with self._lock:
+        with self.lock:
             record = self._records.setdefault(path, _Record(path, file.size()))
-        return MonitoredFile(file, record, self._lock)
+        return MonitoredFile(file, record, self)
 
     def create(self, path: str) -> MonitoredFile:
-        file = self._inner.create(path)
-        with self._lock:
+        with self.noting_failure():
+            file = self._inner.create(path)
+        with self.lock:
             record = self._records[path] = _Record(path, 0)
             self._fresh.add(path)
             self._unsynced_names.add(path)
-        return MonitoredFile(file, record, self._lock)
+        return MonitoredFile(file, record, self)
 
     def rename(self, old: str, new: str) -> None:
-        with self._lock:
+        with self.lock:
             record = self._records.get(old)
             if record is not None and not record.is_synced():
-                raise OrderingViolation(f"rename {old} -> {new} before the data of {old} is synced")
-        self._inner.rename(old, new)
-        with self._lock:
+                self._violated(f"rename {old} -> {new} before the data of {old} is synced")
+        with self.noting_failure():
+            self._inner.rename(old, new)
+        with self.lock:
             self._forget(new)
             self._forget(old)
             self._fresh.add(new)
@@ -173,31 +209,34 @@ class MonitoredFiles:
 
     def unlink(self, path: str) -> None:
         if not path.endswith(".tmp") and self._inner.exists(path):
-            with self._lock:
+            with self.lock:
                 self._check_successors(path)
-        self._inner.unlink(path)
-        with self._lock:
+        with self.noting_failure():
+            self._inner.unlink(path)
+        with self.lock:
             self._forget(path)
 
     def make_dir(self, path: str) -> None:
-        with self._lock:
+        with self.lock:
             new = [directory for directory in _with_parents(path) if not self._inner.exists(directory)]
-        self._inner.make_dir(path)
-        with self._lock:
+        with self.noting_failure():
+            self._inner.make_dir(path)
+        with self.lock:
             self._unsynced_names.update(new)
 
     def remove_dir(self, path: str) -> None:
         self._inner.remove_dir(path)
-        with self._lock:
+        with self.lock:
             if not self._inner.exists(path):
                 self._unsynced_names.discard(path)
 
     def sync_dir(self, path: str) -> None:
         directory = "" if path == "." else path.rstrip("/")
-        with self._lock:
+        with self.lock:
             covered = {name for name in self._unsynced_names if _parent(name) == directory}
-        self._inner.sync_dir(path)
-        with self._lock:
+        with self.noting_failure():
+            self._inner.sync_dir(path)
+        with self.lock:
             self._unsynced_names -= covered
 
     def map_register(self, path: str, capacity: int) -> Register:
@@ -228,10 +267,10 @@ class MonitoredFiles:
                 continue
             record = self._records.get(successor)
             if record is not None and not record.is_synced():
-                raise OrderingViolation(f"unlink {path} before the data of {successor} is synced")
+                self._violated(f"unlink {path} before the data of {successor} is synced")
             name = self._unsynced_name_of(successor)
             if name is not None:
-                raise OrderingViolation(f"unlink {path} before the name {name} is synced")
+                self._violated(f"unlink {path} before the name {name} is synced")
 
     def _unsynced_name_of(self, path: str) -> str | None:
         return next((name for name in _with_parents(path) if name in self._unsynced_names), None)
