@@ -33,8 +33,12 @@ def with_everything(http: httpx.Client) -> str:
     return http.get("/v0/metrics").text
 
 
+def in_base_units(http: httpx.Client) -> str:
+    return http.get("/v0/metrics", params={"units": "base"}).raise_for_status().text
+
+
 def test_the_dashboard_and_the_alerts_name_metrics_that_are_there(http):
-    known = names_of(with_everything(http))
+    known = names_of(with_everything(http)) | names_of(in_base_units(http))
     dashboard = json.loads((DEPLOY / "grafana-dashboard.json").read_text())
     exprs = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     assert len(exprs) > 20
@@ -58,17 +62,43 @@ def test_the_dashboard_and_the_alerts_name_metrics_that_are_there(http):
 
 def test_promtool_accepts_the_metrics_the_config_and_the_rules(http, tmp_path):
     tool = need("promtool", always_optional=True)
-    done = subprocess.run(
-        [tool, "check", "metrics"], input=with_everything(http), capture_output=True, text=True, timeout=60
-    )
-    # Names that the API fixes are not ours to choose.
+    # Names that the API fixes are not ours to choose; in base units there are none of them.
     fixed = ("topics_uptime_ms", "topics_wal_fsync_latency_us")
-    said = [line for line in (done.stderr + done.stdout).splitlines() if line and not line.startswith(fixed)]
-    assert said == []
+    assert [line for line in lint(tool, with_everything(http))[1] if not line.startswith(fixed)] == []
+    assert lint(tool, in_base_units(http)) == (0, [])
     for config in (DEPLOY / "prometheus.yml", with_key(tmp_path)):
         done = subprocess.run([tool, "check", "config", str(config)], capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "11 rules found" in done.stdout
+
+
+def lint(tool: str, text: str) -> tuple[int, list[str]]:
+    done = subprocess.run([tool, "check", "metrics"], input=text, capture_output=True, text=True, timeout=60)
+    return done.returncode, [line for line in (done.stderr + done.stdout).splitlines() if line]
+
+
+def test_base_units_are_the_same_numbers_in_seconds(http):
+    http.put("/v0/topics/obs.synced", json={"durability": "fsync"}).raise_for_status()
+    before, scaled, after = (samples(http.get("/v0/metrics", params=p).text) for p in ({}, {"units": "base"}, {}))
+
+    def between(name: str, in_seconds: str, labels: str | None, scaled_labels: str | None, parts: float) -> None:
+        low, high = before[name, labels] / parts, after[name, labels] / parts
+        assert low <= scaled[in_seconds, scaled_labels] <= high
+
+    between("topics_uptime_ms", "topics_uptime_seconds", None, None, 1e3)
+    us, seconds = "topics_wal_fsync_latency_us", "topics_wal_fsync_latency_seconds"
+    between(f"{us}_sum", f"{seconds}_sum", None, None, 1e6)
+    between(f"{us}_count", f"{seconds}_count", None, None, 1)
+    between(f"{us}_bucket", f"{seconds}_bucket", '{le="500"}', '{le="0.0005"}', 1)
+    between(f"{us}_bucket", f"{seconds}_bucket", '{le="+Inf"}', '{le="+Inf"}', 1)
+    assert before[f"{us}_count", None] > 0
+    assert {name for name, _ in before} - {name for name, _ in scaled} == {
+        "topics_uptime_ms", f"{us}_bucket", f"{us}_sum", f"{us}_count",
+    }  # fmt: skip
+    as_json = http.get("/v0/metrics", params={"units": "base"}, headers={"accept": "application/json"}).json()
+    assert as_json["topics_uptime_seconds"] >= scaled["topics_uptime_seconds", None]
+    refused = http.get("/v0/metrics", params={"units": "furlongs"})
+    assert (refused.status_code, refused.json()["error"]["detail"]["field"]) == (400, "units")
 
 
 def with_key(folder):
@@ -84,6 +114,25 @@ def with_key(folder):
     return made
 
 
+SLOW_SYNCS = """
+rule_files: [RULES]
+evaluation_interval: 1m
+tests:
+  - interval: 1m
+    input_series:
+      - {series: 'topics_wal_fsync_latency_us_bucket{instance="a",le="100000"}', values: "0+90x60"}
+      - {series: 'topics_wal_fsync_latency_us_bucket{instance="a",le="1000000"}', values: "0+100x60"}
+      - {series: 'topics_wal_fsync_latency_us_bucket{instance="a",le="+Inf"}', values: "0+100x60"}
+      - {series: 'topics_wal_fsync_latency_seconds_bucket{instance="b",le="0.1"}', values: "0+90x60"}
+      - {series: 'topics_wal_fsync_latency_seconds_bucket{instance="b",le="1.0"}', values: "0+100x60"}
+      - {series: 'topics_wal_fsync_latency_seconds_bucket{instance="b",le="+Inf"}', values: "0+100x60"}
+      - {series: 'topics_wal_fsync_latency_seconds_bucket{instance="quick",le="0.1"}', values: "0+100x60"}
+      - {series: 'topics_wal_fsync_latency_seconds_bucket{instance="quick",le="+Inf"}', values: "0+100x60"}
+    promql_expr_test:
+      - {expr: 'ALERTS{alertstate="firing"}', eval_time: 50m, exp_samples: [
+          {labels: 'ALERTS{alertname="TopicsSyncSlow",alertstate="firing",instance="a",severity="ticket"}', value: 1},
+          {labels: 'ALERTS{alertname="TopicsSyncSlow",alertstate="firing",instance="b",severity="ticket"}', value: 1}]}
+"""
 STALLED = """
 rule_files: [RULES]
 evaluation_interval: 1m
@@ -107,9 +156,11 @@ tests:
 """  # noqa: E501
 
 
-def test_groups_alert_that_stand_still_or_fall_behind(tmp_path):
+@pytest.mark.parametrize("cases", [SLOW_SYNCS, STALLED], ids=["slow syncs", "groups"])
+def test_alerts_fire_when_they_should(tmp_path, cases):
+    """Slow syncs in either unit; groups that stand still or fall behind."""
     tool = need("promtool", always_optional=True)
-    (tmp_path / "tests.yml").write_text(STALLED.replace("RULES", str(DEPLOY / "topics-alerts.yml")))
+    (tmp_path / "tests.yml").write_text(cases.replace("RULES", str(DEPLOY / "topics-alerts.yml")))
     done = subprocess.run([tool, "test", "rules", str(tmp_path / "tests.yml")], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 

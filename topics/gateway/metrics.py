@@ -1,6 +1,9 @@
 """Metrics (API §8.3): the shards' numbers added up, then one by one, then a bounded number of topics.
 
 A shard that does not answer in time is left out and shows as `topics_shard_up 0`; the answer is 200 whatever happens.
+
+The API names two metrics in milliseconds and microseconds. Prometheus wants seconds everywhere, and its tools say so:
+whoever asks for `units=base` gets these two in seconds, under names that end in `_seconds`.
 """
 
 import time
@@ -10,6 +13,7 @@ from typing import Any
 import msgspec
 
 from topics import limits
+from topics.errors import invalid
 from topics.gateway.accept import preferred
 from topics.gateway.dispatch import Gateway
 from topics.gateway.exposition import Family, to_json, to_text
@@ -46,18 +50,44 @@ GROUP_FIELDS = (
     ("cursor_seq", "The last seq that a consumer group is done with."),
     ("lag", "How many seqs a consumer group is behind the head of its topic."),
 )
+UPTIME = "topics_uptime_ms"
 FSYNC = "topics_wal_fsync_latency_us"
+IN_SECONDS = {UPTIME: ("topics_uptime_seconds", 1e3), FSYNC: ("topics_wal_fsync_latency_seconds", 1e6)}
 
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
+    in_seconds = _wants_seconds(request)
     prefixes = request.principal.prefixes
     head = {"topics": limits.METRICS_TOPICS_MAX + 1, "prefixes": prefixes}  # one more shows that some are left out
     answers = await gateway.shards.call_all("metrics", head, limits.METRICS_DEADLINE_MS)
     shards = {shard: answer.head if isinstance(answer, Reply) else None for shard, answer in answers.items()}
     families = list(_families(gateway, shards))
+    if in_seconds:
+        families = [_in_seconds(family) for family in families]
     if preferred(request.headers.get(b"accept", b""), b"text/plain", JSON) == JSON:
         return Response(msgspec.json.encode(to_json(families))[:-1], 200, {})
     return Response(to_text(families), 200, None, TEXT)
+
+
+def _wants_seconds(request: Request) -> bool:
+    units = request.args.get("units") if request.query else None
+    if units not in (None, "base"):
+        raise invalid('units must be "base", or left out', field="units")
+    return units is not None
+
+
+def _in_seconds(family: Family) -> Family:
+    if family.name not in IN_SECONDS:
+        return family
+    name, parts = IN_SECONDS[family.name]
+    scaled = Family(name, family.kind, family.help.replace(", in microseconds", ""))
+    for labels, value in family.samples:
+        bound = labels.get("le")
+        if bound is None:
+            scaled.samples.append((labels, value if labels.get("") == "count" else value / parts))
+        else:
+            scaled.add(value, le=bound if bound == "+Inf" else float(str(bound)) / parts)
+    return scaled
 
 
 def _families(gateway: Gateway, shards: Mapping[int, dict[str, Any] | None]) -> Iterator[Family]:
@@ -109,7 +139,7 @@ def _instance(
     yield gauge("topics_watch_sessions", "Watch sessions.", on_board("sessions"))
     yield gauge("topics_ready", "1 if every shard serves.", int(all_ready and not gateway.draining))
     yield gauge("topics_recovery_progress", "Replay of the log, 0 to 1.", round(progress, 3))
-    yield gauge("topics_uptime_ms", "Time since the server started.", int(time.time() * 1000) - gateway.started_ms)
+    yield gauge(UPTIME, "Time since the server started.", int(time.time() * 1000) - gateway.started_ms)
 
 
 def _log(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:

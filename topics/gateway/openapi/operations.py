@@ -461,6 +461,13 @@ OPERATIONS |= {
         "server",
         "Metrics",
         "Text for Prometheus, or JSON if that is accepted.",
+        parameters=(
+            Parameter(
+                "units",
+                "`base`: all times in seconds, as Prometheus wants it, under names that end in `_seconds`.",
+                {"type": "string", "enum": ["base"]},
+            ),
+        ),
         media={
             "text/plain": {"schema": TEXT, "example": 'topics_topic_head_seq{topic="orders"} 18\n'},
             "application/json": {
