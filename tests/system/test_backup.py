@@ -17,6 +17,7 @@ import pytest
 
 from tests.system.load import Load, name_on
 from tests.system.recorder import Recorder
+from topics import limits
 from topics.client import Client, Retries
 from topics.testing import judge
 from topics.testing.history import APPEND, DELETE, DIFF, KILL, STATE, UNKNOWN, History, Op
@@ -186,6 +187,7 @@ def test_cold_segments_are_part_of_it(serve, tmp_path):
     assert "--cold-dir" in complaint
     assert not (dest / "BACKUP").exists()
 
+    wait_until(lambda: sum(map(is_settled, cold.rglob("*.data"))) == 5, "all that move to be there, and not just now")
     first = ran("backup", str(dest), "--data-dir", str(server.data), "--cold-dir", str(cold), "--json")
     second = ran("backup", str(dest), "--data-dir", str(server.data), "--cold-dir", str(cold), "--json")
     assert second["copied_bytes"] < first["copied_bytes"]
@@ -206,6 +208,11 @@ def test_cold_segments_are_part_of_it(serve, tmp_path):
     with Client(other.url, retries=PATIENT) as client:
         assert client.diff("t", limit=1000)["records"] == before
         assert len(before) == 294
+
+
+def is_settled(path: Path) -> bool:
+    """Old enough that a change would show in its time."""
+    return time.time() - path.stat().st_mtime > limits.BACKUP_FRESH_MS / 1000
 
 
 def ran(*arguments: str) -> dict[str, Any]:
