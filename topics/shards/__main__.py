@@ -2,13 +2,14 @@
 
 It ends cleanly (exit 0, checkpoint written) on SIGTERM or SIGINT, and when the other end of its lifeline is closed,
 which happens when the supervisor dies by whatever cause. Exit 70 means that storage failed: start it again. Exit 65
-means that what is on disk cannot be used as it is.
+means that what is on disk cannot be used as it is: it is damaged, or another user's.
 """
 
 import argparse
 import gc
 import logging
 import sys
+from pathlib import Path
 
 import trio
 
@@ -19,6 +20,7 @@ from topics.failpoints import BadFailpoint, Failpoint, parse
 from topics.heap import share_one_heap
 from topics.limits import Limits
 from topics.rpc.peer import Peer
+from topics.owners import explain, is_denied
 from topics.rpc.unix import serve_unix
 from topics.settings import ShardPeers
 from topics.shards.boardslot import BoardSlot
@@ -133,13 +135,21 @@ def main(argv: list[str] | None = None) -> int:
         log.error("%s", _first(group))
         status = EXIT_DATA
     except* OSError as group:
-        log.error("storage failed: %s", _first(group))
-        status = EXIT_STORAGE
+        status = _refused(_first(group), Path(args.dir))
     return status
 
 
 def _first(error: BaseException) -> BaseException:
     """What happened, out of the groups that nurseries wrap around it."""
+def _refused(error: BaseException, directory: Path) -> int:
+    """A disk may come back by itself; the right to use a file does not."""
+    if isinstance(error, OSError) and is_denied(error, directory):
+        log.error("cannot use %s: %s", directory, explain(error, directory))
+        return EXIT_DATA
+    log.error("storage failed: %s", error)
+    return EXIT_STORAGE
+
+
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

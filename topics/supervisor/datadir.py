@@ -20,6 +20,8 @@ from pathlib import Path
 
 import msgspec
 
+from topics.owners import explain
+
 FORMAT = 1
 ORPHAN_WAIT_S = 15.0  # children of a killed supervisor end within seconds
 
@@ -62,16 +64,24 @@ class DataDir:
         os.close(self.lock_fd)
 
 
-def open_data_dir(path: Path) -> DataDir:
+@contextmanager
+def using(path: Path) -> Iterator[None]:
+    """What the system refuses inside of it is told in one line, with the file and whose it is: DataDirError."""
     try:
+        yield
+    except OSError as error:
+        raise DataDirError(f"cannot use the data directory {path}: {explain(error, path)}") from None
+
+
+def open_data_dir(path: Path) -> DataDir:
+    with using(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         fd = os.open(path / "LOCK", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise DataDirError(f"cannot use the data directory {path}: {error.strerror}") from None
     try:
         _lock(path, fd)
-        if not has_format(path):
-            write_file(path / "FORMAT", f"topics {FORMAT}\n".encode())
+        with using(path):
+            if not has_format(path):
+                write_file(path / "FORMAT", f"topics {FORMAT}\n".encode())
     except BaseException:
         os.close(fd)
         raise

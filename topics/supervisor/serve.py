@@ -32,7 +32,7 @@ from topics.settings import Settings, is_loopback
 from topics.supervisor import admin, slotmap
 from topics.supervisor.child import Child
 from topics.supervisor.colddir import check_cold_dir
-from topics.supervisor.datadir import DataDirError, open_data_dir
+from topics.supervisor.datadir import DataDirError, open_data_dir, using
 from topics.supervisor.listen import ListenError, address_text, inherited, listen
 from topics.supervisor.notify import Notifier, ping_interval_s
 from topics.supervisor.programs import Launcher, Programs
@@ -75,7 +75,8 @@ def _take(settings: Settings, keys: list[KeyDigest], programs: Programs, clock: 
     started_ms = clock.now_ms()
     with ExitStack() as stack:
         data = stack.enter_context(closing(open_data_dir(Path(settings.data_dir).absolute())))
-        slots, served = slotmap.settle(data.path, settings.shards)
+        with using(data.path):
+            slots, served = slotmap.settle(data.path, settings.shards)
         check_cold_dir(settings.cold_dir, data.path, served)
         listeners = _listeners(settings, with_keys=bool(keys))
         for sock in listeners:
