@@ -1,6 +1,7 @@
 """`topics shards rebalance` on the data of a real server: everything that was promised holds on the new shards."""
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,10 @@ import httpx
 import pytest
 
 from tests.cli.conftest import Commands
+from topics.cli.failures import REFUSED, Failure
+from topics.cli.rebalance import rebalance
 from topics.ids import slot_of
+from topics.owners import user_name
 from topics.supervisor import slotmap, slotswap
 from topics.testing.server import Server, wait_until
 
@@ -219,3 +223,32 @@ def test_what_is_no_data_directory_is_refused(run: Commands, tmp_path: Path) -> 
     refused = run("shards", "rebalance", "--data-dir", str(tmp_path / "nothing"))
     assert refused.returncode == 1
     assert not (tmp_path / "nothing").exists()
+
+
+def test_only_the_owner_of_the_directory_may_change_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Root could, and the server would not start on what it leaves."""
+    (tmp_path / "SLOTS").write_text("{}")
+    owner = user_name(os.geteuid())
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    monkeypatch.setenv("TOPICS_SHARDS", "3")  # which sudo does not pass on
+    assert rebalance.callback is not None
+    for wanted, shards in ((4, 4), (None, 3)):
+        with pytest.raises(Failure) as caught:
+            rebalance.callback(wanted=wanted, dry_run=False, directory=str(tmp_path), as_json=False)
+        assert (caught.value.status, caught.value.code) == (REFUSED, "not_owner")
+        assert caught.value.message.startswith(f"{tmp_path} belongs to {owner}, and the server could not open what ")
+        said = f"Run: sudo -u {owner} topics shards rebalance --shards {shards} --data-dir {tmp_path}"
+        assert caught.value.message.endswith(said)
+    assert [path.name for path in tmp_path.iterdir()] == ["SLOTS"]
+
+
+def test_anybody_who_can_read_it_may_ask_what_would_be_done(own: Server, run: Commands) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("giving a directory away needs root")
+    assert own.stop() == 0
+    os.chown(own.data, 65534, 65534)
+    run.ok("shards", "rebalance", "--shards", "4", "--dry-run")
+    refused = run("shards", "rebalance", "--shards", "4")
+    assert refused.returncode == 1
+    assert "not_owner" in refused.stderr
+    assert len(list(own.data.glob("shard-*"))) == 2

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from topics.cli import output
 from topics.cli.admin import data_dir_option
 from topics.cli.config import data_dir
 from topics.cli.failures import CONFLICT, REFUSED, Failure
+from topics.owners import user_name
 
 if TYPE_CHECKING:
     from topics.cli.rebalancing.move import Layout
@@ -29,19 +31,23 @@ def rebalance(wanted: int | None, dry_run: bool, directory: str | None, as_json:
     free; the old files go when everything is checked and in place. A crash leaves all as it was, or the next start
     finishes it. Start the server with the same number of shards afterwards.
 
+    Run it as the user that the data directory belongs to: the server could not open files that are another's.
+
     \b
     Examples:
       topics shards rebalance --shards 4 --dry-run
-      topics shards rebalance --shards 4 --data-dir /var/lib/topics && systemctl start topics
+      sudo -u topics topics shards rebalance --shards 4 --data-dir /var/lib/topics
     """
     from topics.cli.rebalancing.move import CannotRebalance
     from topics.shards.snapshot import BadSnapshot
     from topics.supervisor.datadir import DataDirError
 
     place = data_dir(directory).absolute()
-    if not (place / "SLOTS").exists():
-        raise Failure(REFUSED, f"{place} is not a data directory that a server has run on", "no_data_dir")
     try:
+        if not dry_run and place.is_dir():
+            _refuse_others(place, wanted)
+        if not (place / "SLOTS").exists():
+            raise Failure(REFUSED, f"{place} is not a data directory that a server has run on", "no_data_dir")
         said = _look(place, wanted) if dry_run else _move(place, wanted)
     except (CannotRebalance, BadSnapshot) as error:
         raise Failure(REFUSED, str(error), "cannot_rebalance") from None
@@ -50,6 +56,19 @@ def rebalance(wanted: int | None, dry_run: bool, directory: str | None, as_json:
     except OSError as error:
         raise Failure(REFUSED, f"{error.filename or 'storage'}: {error.strerror}", "storage") from None
     _show(said, as_json=as_json, dry_run=dry_run)
+
+
+def _refuse_others(place: Path, wanted: int | None) -> None:
+    """Only its owner may write to it: of files that another leaves there, be it root, the server can open none."""
+    uid = place.stat().st_uid
+    if uid == os.geteuid():
+        return
+    owner = user_name(uid)
+    shards = wanted or _shards_by_variable()
+    command = ["sudo", "-u", f"#{uid}" if owner == str(uid) else owner, "topics", "shards", "rebalance"]
+    command += [*(["--shards", str(shards)] if shards else []), "--data-dir", str(place)]
+    message = f"{place} belongs to {owner}, and the server could not open what {user_name(os.geteuid())} leaves there"
+    raise Failure(REFUSED, f"{message}. Run: {shlex.join(command)}", "not_owner")
 
 
 def _look(place: Path, wanted: int | None) -> dict[str, Any]:
@@ -87,8 +106,12 @@ def _move(place: Path, wanted: int | None) -> dict[str, Any]:
 
 
 def _number(wanted: int | None, layout: "Layout") -> int:
+    return wanted or _shards_by_variable() or layout.shards
+
+
+def _shards_by_variable() -> int:
     given = os.environ.get("TOPICS_SHARDS", "")
-    return wanted or (int(given) if given.isdecimal() and int(given) else layout.shards)
+    return int(given) if given.isdecimal() else 0
 
 
 def _summary(layout: "Layout", plan: "Plan", shards: int) -> dict[str, Any]:
