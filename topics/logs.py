@@ -7,6 +7,8 @@ Every process of an instance writes to the same inherited stderr, a whole line p
 supervisor tells its children the format in their environment (`child_environment`), as it hands them stderr itself;
 a child calls `inherit` first thing. `extra={"fields": {...}}` adds members to the JSON form.
 
+In systemd's journal every line has its priority: it begins with `<4>` or so, which systemd takes away (sd-daemon(3)).
+
 Keys and payloads are never given to a logger: what is logged about a request is its route, sizes and error code.
 """
 
@@ -19,6 +21,8 @@ from collections.abc import Mapping
 from typing import Any
 
 FORMAT, LEVEL, NAME = "TOPICS_LOG_FORMAT", "TOPICS_LOG_LEVEL", "TOPICS_LOG_NAME"
+JOURNAL = "JOURNAL_STREAM"  # systemd's: device and inode of what it gave the service as stderr
+PRIORITIES = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging.INFO, "<6>"), (0, "<7>"))
 
 
 class TextFormatter(logging.Formatter):
@@ -55,6 +59,18 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(line, ensure_ascii=False, separators=(",", ":"), default=str)
 
 
+class JournalFormatter(logging.Formatter):
+    """Another's text, each line of it with its priority: to the journal each is an entry of its own."""
+
+    def __init__(self, inner: logging.Formatter) -> None:
+        super().__init__()
+        self._inner = inner
+
+    def format(self, record: logging.LogRecord) -> str:
+        mark = next(mark for level, mark in PRIORITIES if record.levelno >= level)
+        return mark + self._inner.format(record).replace("\n", "\n" + mark)
+
+
 class StderrHandler(logging.Handler):
     """One write per line. A reader that is gone or stuck must not end the server: failures are swallowed."""
 
@@ -72,12 +88,22 @@ class StderrHandler(logging.Handler):
 def configure(process: str, form: str, level: str) -> None:
     """Set up logging for this process. `form` is "text" or "json"; `process` is how its lines are signed."""
     handler = StderrHandler()
-    handler.setFormatter(JsonFormatter(process) if form == "json" else TextFormatter(process))
+    formatter = JsonFormatter(process) if form == "json" else TextFormatter(process)
+    handler.setFormatter(JournalFormatter(formatter) if to_journal() else formatter)
     root = logging.getLogger()
     root.handlers[:] = [handler]
     # Libraries log what a client sent when they are asked for details, its API key included: they are not asked.
     root.setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))
     logging.getLogger("topics").setLevel(level.upper())
+
+
+def to_journal() -> bool:
+    """Whether stderr is the journal. The variable alone does not tell: stderr may have been sent elsewhere since."""
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return os.environ.get(JOURNAL) == f"{found.st_dev}:{found.st_ino}"
 
 
 def child_environment(process: str, form: str, level: str) -> dict[str, str]:

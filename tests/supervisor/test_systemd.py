@@ -44,10 +44,10 @@ class Notes:
 
 
 @contextmanager
-def noted(folder: Path, **settings: Any) -> Iterator[tuple[Server, Notes]]:
+def noted(folder: Path, environment: dict[str, str] | None = None, **settings: Any) -> Iterator[tuple[Server, Notes]]:
     notes = Notes(folder / "notify")
-    environment = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "100000"}
-    with notes.sock, Server(folder / "s", environment=environment, **settings) as server:
+    told = {"NOTIFY_SOCKET": str(folder / "notify"), "WATCHDOG_USEC": "100000", **(environment or {})}
+    with notes.sock, Server(folder / "s", environment=told, **settings) as server:
         yield server.start().wait_ready(), notes
 
 
@@ -102,6 +102,34 @@ def test_the_status_says_who_is_not_well(tmp_path):
 
 
 # --- socket activation --------------------------------------------------------------------------------------------
+def test_the_status_tells_one_that_is_silent_from_one_that_starts(tmp_path):
+    with noted(tmp_path, stuck_ms=9_000) as (server, notes):  # a look takes 3 s at most; it is not killed before 9
+        pid = server.child("shard", 1)["pid"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            plain = f"STATUS=serving http://127.0.0.1:{server.port}"
+            seen = wait_until(lambda: [line for line in notes.new() if "shard-1" in line], "the status")
+            assert seen == [f"{plain}; shard-1 not answering"]
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        wait_until(lambda: plain in notes.new(), "a plain status")
+        assert server.child("shard", 1)["pid"] == pid
+
+
+def test_all_processes_tell_the_journal_the_priority_of_their_lines(tmp_path):
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "log").touch()  # what the server gets as stderr, and takes for the journal
+    log = os.stat(tmp_path / "s" / "log")
+    environment = {"JOURNAL_STREAM": f"{log.st_dev}:{log.st_ino}"}
+    with noted(tmp_path, environment, log_level="debug") as (server, _):
+        httpx.get(f"{server.url}/v0/topics")
+        assert server.stop() == 0
+        marks = {"debug": "<7>", "info": "<6>", "warning": "<4>", "error": "<3>"}
+        lines = [(line[:3], json.loads(line[3:])) for line in server.text().splitlines()]
+    assert {line["process"] for _, line in lines} == {"supervisor", "shard-0", "shard-1", "gateway-0"}
+    assert [mark for mark, _ in lines] == [marks[line["level"]] for _, line in lines]
+
+
 
 # What systemd does: it puts its socket at descriptor 3 and names the process. Here it comes over a Unix socket.
 ACTIVATE = """

@@ -49,6 +49,7 @@ class Child:
         self._process: trio.Process | None = None
         self._history: list[Life] = []
         self._ready_ms: int | None = None
+        self._missing = False  # the last look at it was in vain
         self._stopping = trio.Event()
         self._ending: signal.Signals | None = None
         self._patience = Patience(stuck_ms / 1000)
@@ -66,6 +67,12 @@ class Child:
     @property
     def well(self) -> bool:
         return self.state is ChildState.READY
+
+    @property
+    def condition(self) -> str:
+        """For people. One that had been ready and is silent now is as good as starting to gateways, but not to them."""
+        quiet = self.state is ChildState.STARTING and self._ready_ms is not None and self._missing
+        return "not answering" if quiet else self.state.name.lower()
 
     @property
     def silent(self) -> bool:
@@ -182,6 +189,7 @@ class Child:
 
     def _see(self, health: Mapping[str, Any]) -> None:
         self._patience.heard(trio.current_time())
+        self._missing = False
         progress = 1.0 if health.get("ready") else float(health.get("replay_progress", 0.0))
         self._watch.set("replay_progress", int(progress * PROGRESS_WHOLE))
         if "topics" in health:
@@ -199,6 +207,7 @@ class Child:
         """No answer. Normal while it starts and ends; else it hangs, and gateways should know."""
         if self.state is ChildState.READY:
             log.warning("%s does not answer: %s", self.name, error.message)
+        self._missing = True
         self._lose_ready()
         if self._patience.missed(trio.current_time(), error) and not self._stopping.is_set():
             log.error("%s answers nothing any more and is killed", self.name)

@@ -228,7 +228,7 @@ class Server:
             await trio.sleep(REPORT_S)
 
     def _status_line(self) -> str:
-        unwell = ", ".join(f"{child.name} {child.state.name.lower()}" for child in self._children if not child.well)
+        unwell = ", ".join(f"{child.name} {child.condition}" for child in self._children if not child.well)
         return f"serving http://{self._taken.address}" + (f"; {unwell}" if unwell else "")
 
     async def _ping(self) -> None:
