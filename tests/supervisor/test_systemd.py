@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from tests.tools import need
+from topics.cli.failures import USAGE
 from topics.settings import OPTIONS
 from topics.supervisor.listen import ListenError, inherited
 from topics.testing.server import SERVE, Server, alive, wait_until
@@ -101,7 +102,6 @@ def test_the_status_says_who_is_not_well(tmp_path):
         wait_until(lambda: f"STATUS=serving http://127.0.0.1:{server.port}" in notes.new(), "a plain status")
 
 
-# --- socket activation --------------------------------------------------------------------------------------------
 def test_the_status_tells_one_that_is_silent_from_one_that_starts(tmp_path):
     with noted(tmp_path, stuck_ms=9_000) as (server, notes):  # a look takes 3 s at most; it is not killed before 9
         pid = server.child("shard", 1)["pid"]
@@ -130,6 +130,7 @@ def test_all_processes_tell_the_journal_the_priority_of_their_lines(tmp_path):
     assert [mark for mark, _ in lines] == [marks[line["level"]] for _, line in lines]
 
 
+# --- socket activation --------------------------------------------------------------------------------------------
 
 # What systemd does: it puts its socket at descriptor 3 and names the process. Here it comes over a Unix socket.
 ACTIVATE = """
@@ -276,6 +277,30 @@ def test_the_service_gives_the_server_what_it_reads():
         assert name.removeprefix("TOPICS_").lower() in defaults
 
 
+def test_what_a_restart_cannot_mend_is_not_tried_again():
+    """Of the statuses of `topics serve` only wrong usage is that for certain."""
+    text = (DEPLOY / "topics.service").read_text()
+    assert found(r"^RestartPreventExitStatus=(.+)$", text) == str(USAGE)
+    assert found(r"^Restart=(.+)$", text) == "on-failure"
+    assert int(found(r"^StartLimitBurst=(\d+)$", text)) > 1
+
+
+def test_the_keys_are_in_one_place():
+    place = found(r"^LoadCredential=topics-api-keys:(\S+)$", (DEPLOY / "topics.service").read_text())
+    docs = DEPLOY.parent / "docs"
+    assert f"topics-api-keys:{place}`" in (docs / "keys.md").read_text()
+    assert f"topics keys new > {place})" in (docs / "deploy.md").read_text()
+
+
+def test_a_service_without_keys_is_a_drop_in(tmp_path):
+    service, _ = units(tmp_path)
+    (tmp_path / "topics.service.d").mkdir()
+    (tmp_path / "topics.service.d" / "no-keys.conf").write_text("[Service]\nLoadCredential=\n")
+    command = [need("systemd-analyze", always_optional=True), "verify", "--man=no", service]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, [line for line in done.stderr.splitlines() if "topics." in line]) == (0, [])
+
+
 def test_the_proxies_let_streams_through():
     caddy = (DEPLOY / "Caddyfile").read_text()
     assert "flush_interval -1" in caddy
@@ -306,6 +331,11 @@ def test_the_container_file_names_what_is_there():
     assert {name.rstrip("*") for name in build["packages"]["find"]["include"]} <= copied
     secret = found(r"--secret (\S+)", text)
     assert secret == found(r"--secret (\S+)", (root / "docs" / "deploy.md").read_text())
+    assert found(r"(podman build .+)$", text) == found(r"(podman build .+)$", (root / "docs" / "deploy.md").read_text())
+    assert ("HEALTHCHECK" in text) == ("podman build --format docker " in text)  # podman's own format has none
     assert "mode=0400" in secret  # one that everybody can read is refused
-    assert "uid=" + found(r"--uid (\d+)", text) in secret
+    uid = found(r"--uid (\d+)", text)
+    assert f"uid={uid}" in secret
+    assert re.findall(r"--gid (\d+)", text) == [uid, uid]  # of the group, and of the user
+    assert f"chown {uid}:{uid} " in (root / "docs" / "deploy.md").read_text()
     assert json.loads(found(r"^ENTRYPOINT (\[.+\])$", text)) == ["topics"]
