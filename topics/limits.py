@@ -234,6 +234,7 @@ INLINE_BODY_BYTES = 8 * KIB  # bodies up to this never are; between the two it d
 INLINE_RECORDS = 300  # a millisecond of the loop, with tags or meta
 INLINE_PLAIN_RECORDS = 1_000  # the same of data alone
 PIECE_BYTES = 256 * KIB  # of a large body that are decoded at once
+LARGE_WORK_NICE = 10  # how far threads that do large work give way to all others; see topics/aside.py
 INLINE_DELETES = 256  # matches that are deleted in one turn of the loop; more are counted in slices
 DELETE_BYTES_MAX = 64 * MIB  # the seqs of one match delete, encoded
 SHARD_BODIES_BYTES = 256 * MIB  # of large bodies that wait for a thread or for one another in one shard

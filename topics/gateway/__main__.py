@@ -16,6 +16,7 @@ from contextlib import suppress
 import trio
 
 from topics import logs
+from topics.aside import give_way
 from topics.board import Board
 from topics.gateway.access import Door
 from topics.gateway.app import create_app
@@ -122,6 +123,7 @@ def main(argv: list[str] | None = None) -> int:
     logs.inherit(f"gateway-{boot.index}")
     _allow_many_files()
     keep_large_buffers()
+    give_way()
     gc.freeze()  # what was imported stays; the collector need not look at it again
     trio.run(serve, boot)
     return 0

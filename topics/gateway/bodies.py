@@ -5,6 +5,7 @@ import zlib
 import trio
 
 from topics import errors, limits
+from topics.aside import run_aside
 from topics.errors import TopicsError, invalid
 from topics.gateway.messages import Request, Response
 
@@ -79,7 +80,7 @@ async def inflate(body: bytes, limit: int) -> bytes:
         whole = _inflate(body, limit, stop_at=limits.GZIP_THREAD_BYTES * 4)
         if whole is not None:
             return whole
-    whole = await trio.to_thread.run_sync(_inflate, body, limit, limiter=_inflating)
+    whole = await run_aside(_inflate, body, limit, limiter=_inflating)
     assert whole is not None
     return whole
 
@@ -116,7 +117,7 @@ async def compress(request: Request, response: Response) -> None:
     if len(response.body) + len(response.tail) <= limits.GZIP_THREAD_BYTES:
         packed = _gzip(response.body, response.tail)
     else:
-        packed = await trio.to_thread.run_sync(_gzip, response.body, response.tail)
+        packed = await run_aside(_gzip, response.body, response.tail)
     response.body, response.tail = packed, b""
     response.headers = (*response.headers, (b"content-encoding", b"gzip"), (b"vary", b"accept-encoding"))
 

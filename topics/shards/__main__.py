@@ -14,13 +14,14 @@ from pathlib import Path
 import trio
 
 from topics import limits, logs
+from topics.aside import give_way
 from topics.board import Board
 from topics.core.events import BadEvent
 from topics.failpoints import BadFailpoint, Failpoint, parse
 from topics.heap import share_one_heap
 from topics.limits import Limits
-from topics.rpc.peer import Peer
 from topics.owners import explain, is_denied
+from topics.rpc.peer import Peer
 from topics.rpc.unix import serve_unix
 from topics.settings import ShardPeers
 from topics.shards.boardslot import BoardSlot
@@ -125,6 +126,7 @@ def main(argv: list[str] | None = None) -> int:
     # and find nothing. Young ones go on; what lives is frozen after recovery and after each checkpoint.
     gc.set_threshold(10_000, 5, 1_000_000)
     share_one_heap()
+    give_way()
     status = 0
     try:
         trio.run(serve, args)
@@ -139,8 +141,6 @@ def main(argv: list[str] | None = None) -> int:
     return status
 
 
-def _first(error: BaseException) -> BaseException:
-    """What happened, out of the groups that nurseries wrap around it."""
 def _refused(error: BaseException, directory: Path) -> int:
     """A disk may come back by itself; the right to use a file does not."""
     if isinstance(error, OSError) and is_denied(error, directory):
@@ -150,6 +150,8 @@ def _refused(error: BaseException, directory: Path) -> int:
     return EXIT_STORAGE
 
 
+def _first(error: BaseException) -> BaseException:
+    """What happened, out of the groups that nurseries wrap around it."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error

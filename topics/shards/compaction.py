@@ -7,9 +7,8 @@ Nothing is rewritten: a file with a live record in it stays. A crash on the way 
 
 from collections.abc import Awaitable, Callable, Iterator
 
-import trio
-
 from topics import errors
+from topics.aside import run_aside
 from topics.errors import TopicsError
 from topics.shards.expiry import expire_all
 from topics.shards.files import Files
@@ -39,7 +38,7 @@ async def compact(
 
 async def _all_sizes(store: Store) -> Sizes:
     """Of files in either tier. One that moves to the cold tier meanwhile keeps its path, so it has not gone."""
-    hot = await trio.to_thread.run_sync(sizes, store.files)
+    hot = await run_aside(sizes, store.files)
     return hot | {info.path: info.size for info in store.data_files.values() if info.cold}
 
 

@@ -8,9 +8,8 @@ counting in slices of the loop (see topics/core/deletion.py).
 import logging
 from collections.abc import Callable
 
-import trio
-
 from topics import errors, limits
+from topics.aside import run_aside
 from topics.core.chunk import Chunk
 from topics.core.deletion import Deletion
 from topics.core.loss import CORRUPT
@@ -55,7 +54,7 @@ class Deletes:
 
     async def _delete_match(self, call: Call, topic: Topic, plan: MatchPlan, answer: Answer) -> None:
         """Cancelled before the last line, it has deleted nothing; that line cannot be cancelled."""
-        deletion = await trio.to_thread.run_sync(lambda: Deletion(plan.resolve()))
+        deletion = await run_aside(lambda: Deletion(plan.resolve()))
         _check_size(deletion)
         self._check_there(topic)
         self._lose(topic, plan.damaged)

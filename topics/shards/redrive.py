@@ -16,6 +16,7 @@ from itertools import islice
 import trio
 
 from topics import errors, limits
+from topics.aside import run_aside
 from topics.core.line import chunk_of, live_jobs
 from topics.core.queue_requests import Redrive, decode_redrive
 from topics.core.replies import opened
@@ -95,7 +96,7 @@ class Redrives:
         if request.match is None:
             return None
         plan = self._store.plan_match(topic, Pattern(request.match), None)
-        ranges = await trio.to_thread.run_sync(plan.resolve)
+        ranges = await run_aside(plan.resolve)
         return [seq for first, last in ranges for seq in range(first, last + 1)]
 
     async def _move(self, queue: Queue, seqs: list[int], to: str, outcomes: list[TopicsError | None]) -> None:

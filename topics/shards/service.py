@@ -31,6 +31,7 @@ from typing import Any
 import trio
 
 from topics import errors, limits
+from topics.aside import run_aside
 from topics.core import replies
 from topics.core.config import ConfigPatch, parse_config
 from topics.core.dedup import Sifted, sift
@@ -306,7 +307,7 @@ class Service:
         """Decode and render a large write in a thread. Its body counts until it is logged or refused."""
         give_back = self.bodies.take(len(call.body))
         try:
-            request = await trio.to_thread.run_sync(_decode, call.body, name, head, self._store.bounds)
+            request = await run_aside(_decode, call.body, name, head, self._store.bounds)
             patience_ms = inf if request.disable_backpressure else limits.LARGE_WRITE_WAIT_MS
             await self._wait_for_room(patience_ms)
             if not request.disable_backpressure:
@@ -359,7 +360,7 @@ class Service:
 
     async def _render(self, sifted: Sifted, first_seq: int, ts: int, ids: Ids | None) -> Rendered:
         request = sifted.request
-        blocks = await trio.to_thread.run_sync(render_blocks, request.records, request.node, first_seq, ts, ids)
+        blocks = await run_aside(render_blocks, request.records, request.node, first_seq, ts, ids)
         return Rendered(sifted, blocks)
 
     # --- diff and delete ------------------------------------------------------------------------------------------

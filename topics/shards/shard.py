@@ -15,6 +15,7 @@ from functools import partial
 import trio
 
 from topics import errors, limits
+from topics.aside import run_aside
 from topics.clock import Clock, SystemClock
 from topics.core.topic import Topic
 from topics.errors import TopicsError
@@ -313,7 +314,7 @@ class Shard:
             if self._poisoned.is_set():
                 work.abandon()
                 return False
-            await trio.to_thread.run_sync(work.write)
+            await run_aside(work.write)
         except Exception as error:
             # Whatever it was (no file handle, no space, a bug), what was captured must count as not stored.
             if work.committing:
@@ -324,7 +325,7 @@ class Shard:
             return False
         await in_slices(work.install())
         store.forget(work)
-        await trio.to_thread.run_sync(work.sweep)
+        await run_aside(work.sweep)
         if self._own_process:
             gc.freeze()
         return True
@@ -392,7 +393,7 @@ class Shard:
         while True:
             rotated = self.committer.rotated
             try:
-                await trio.to_thread.run_sync(wal.prepare_spare, self._files, self._wal_file_bytes)
+                await run_aside(wal.prepare_spare, self._files, self._wal_file_bytes)
             except OSError as error:
                 log.warning("no spare log file prepared: %s", error)
             await rotated.wait()
