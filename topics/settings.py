@@ -107,6 +107,7 @@ class GatewayBoot(msgspec.Struct, frozen=True):
     board: str
     socket: str  # gateway-<index>.sock in the run directory; answer `health` there
     started_ms: int  # when the server (not this process) started
+    port_is_lent: bool = False  # systemd's: it stays when the server ends
 
     @classmethod
     def read(cls, fd: int) -> "GatewayBoot":

@@ -384,3 +384,22 @@ def test_a_full_queue_refuses_and_the_dead_letters_stay(queue):
     answer = queue.http.post(f"/v0/topics/{dead}/redrive", json={"to": queue.name})
     assert envelope(answer, answer.status_code, "topic_full")["detail"]["moved"] == 1
     assert queue.http.get(f"/v0/topics/{dead}").json()["count"] == 1
+
+
+def last_used(queue: Queue) -> int | None:
+    state = queue.http.get(f"{queue.path}?touch=false").json()
+    assert (state["effective_priority"] > 0) is (state["last_read_ts"] is not None)
+    used: int | None = state["last_read_ts"]
+    return used
+
+
+def test_a_claim_consumes_its_queue_also_if_there_is_nothing(queue):
+    queue.make()
+    queue.produce(1)
+    assert last_used(queue) is None
+    assert queue.post("claim")["count"] == 1
+    first = last_used(queue)
+    assert first is not None
+    wait_for(lambda: time.time() * 1000 > first + 2, "another time")
+    assert queue.post("claim")["count"] == 0
+    assert (last_used(queue) or 0) > first

@@ -1,6 +1,7 @@
 """`GET /v0/topics/:q/work` over HTTP: frames, refusals, places, and what happens when either end goes."""
 
 import json
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from tests.api.events import EventStream
 from tests.api.instance import envelope, wait_for
-from tests.api.test_queues import Queue
+from tests.api.test_queues import Queue, last_used
 from topics.testing.server import Server
 
 
@@ -69,6 +70,17 @@ def test_it_keeps_the_worker_busy_and_gives_back_when_it_goes(queue):
         lambda: queue.counts() == {"ready": 3, "in_flight": 1, "dead_lettered": 0, "scheduled": 0},
         "what it held to be free",
     )
+
+
+def test_it_consumes_its_queue_when_it_opens_and_with_each_delivery(queue):
+    queue.make()
+    assert last_used(queue) is None
+    with working(queue) as stream:
+        attached = wait_for(lambda: last_used(queue), "the attachment")
+        wait_for(lambda: time.time() * 1000 > attached + 2, "another time")
+        queue.produce(1)
+        assert len(jobs(stream, 1)) == 1
+        assert last_used(queue) > attached
 
 
 def test_payloads_with_line_ends_arrive_whole(queue):

@@ -206,6 +206,24 @@ def test_the_socket_of_systemd_is_served_and_connections_wait_for_the_next_serve
         assert inode not in held
 
 
+def test_connections_that_come_in_a_drain_are_left_to_the_next_server(systemd):
+    init = systemd(gateways=1)
+    server, address, body = init.start().wait_ready(), ("127.0.0.1", init.port), b'{"records":[{"data":1}]}'
+    with socket.create_connection(address, timeout=60) as upload:
+        head = b"POST /v0/topics/t HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nexpect: 100-continue\r\n"
+        upload.sendall(head + b"content-length: %d\r\n\r\n" % len(body))
+        assert upload.recv(100).startswith(b"HTTP/1.1 100")  # so the server waits for it
+        server.process.terminate()
+        wait_until(lambda: server.ask("gateway-0.sock", "health", {}).head["draining"], "the drain")
+        with socket.create_connection(address, timeout=60) as early:
+            early.sendall(b"GET /v0/topics/t HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n")
+            upload.sendall(body)
+            assert upload.recv(100).startswith(b"HTTP/1.1 201")
+            assert server.wait_end() == 0
+            init.start().wait_ready()
+            assert early.recv(100).startswith(b"HTTP/1.1 200")
+
+
 def test_a_socket_that_others_reach_needs_keys(systemd):
     init = systemd(host="0.0.0.0")
     server = init.start()

@@ -14,13 +14,21 @@ from topics.testing.server import wait_until
 STOP_MS = 20_000
 
 
-def refused(server) -> bool:
-    """Whether nobody listens on the port any more."""
+def ask(server, path) -> tuple[int, dict]:
+    """On a new connection. A gateway that had nothing to wait for may have closed its port just then."""
+    with httpx.Client(transport=httpx.HTTPTransport(retries=2)) as client:
+        answer = client.get(f"{server.url}{path}")
+    assert answer.headers["connection"] == "close"
+    return answer.status_code, answer.json()
+
+
+def drains(server) -> bool:
+    """Whether it ends, but is still there for what is under way."""
     try:
-        socket.create_connection(("127.0.0.1", server.port), timeout=5).close()
-    except ConnectionRefusedError:
-        return True
-    return False
+        answer = httpx.get(f"{server.url}/v0/ready")
+    except (httpx.ConnectError, httpx.ReadError, httpx.RemoteProtocolError):
+        return False  # of one gateway the sockets were just being closed
+    return answer.status_code == 503 and answer.json()["error"]["code"] == "shutting_down"
 
 
 def wait_read(client, topic):
@@ -53,8 +61,14 @@ def test_open_requests_finish_and_new_ones_are_refused(server):
         for answer in polls:
             assert (answer.status_code, answer.json()["records"]) == (200, [])
             assert answer.headers["connection"] == "close"
-        wait_until(lambda: refused(server), "the port to close")
+        wait_until(lambda: drains(server), "the drain")
         assert server.process.poll() is None  # it waits for the uploads
+        for _ in range(8):  # whichever gateway has them
+            for path in ("/v0/ready", "/v0/topics", "/v0/topics/t0"):
+                status, body = ask(server, path)
+                assert (status, body["error"]["code"]) == (503, "shutting_down")
+                assert body["error"]["detail"]["retry_after_ms"] > 0
+            assert ask(server, "/v0/health")[0] == 200
         assert server.status()["phase"] == "draining"
         seqs = []
         for upload in uploads:
@@ -82,7 +96,7 @@ def test_a_request_that_arrives_in_the_drain_is_refused_or_not_taken(server):
         assert begun.recv(65536).startswith(b"HTTP/1.1 200")
         upload = Upload(server, "t", {"records": [{"data": 1}]})
         server.process.terminate()
-        wait_until(lambda: refused(server), "the port to close")
+        wait_until(lambda: drains(server), "the drain")
         begun.sendall(listing[10:])
         head, _, body = b"".join(iter(lambda: begun.recv(65536), b"")).partition(b"\r\n\r\n")
         assert b"connection: close" in head

@@ -9,6 +9,7 @@ import pytest
 
 from tests.system.client import Client, Crew
 from tests.system.load import name_on
+from topics.board import Board
 from topics.testing.server import wait_until
 
 SHARDS = 3
@@ -80,8 +81,10 @@ def test_its_topics_and_lists_answer_503_and_the_others_go_on(server, client):
     client.put(victim, durability="fsync")
     seqs = client.append(victim, {"records": [{"data": "kept"}]})["seqs"]
     before = {(child["kind"], child["index"]): child["pid"] for child in server.status()["children"]}
+    board = Board.open(os.path.join(server.holder()["run_dir"], "board"))
     with Bystanders(server, others) as bystanders:
         bystanders.wait_progress()
+        wait_until(lambda: board.total("topics") == 1 + len(others), "what the shards tell")
         with server.held_down("shard", down):
             bystanders.wait_progress()
             for _ in range(8):  # over both gateways
@@ -96,6 +99,8 @@ def test_its_topics_and_lists_answer_503_and_the_others_go_on(server, client):
                     ready = fresh.once("GET", "/v0/ready")
                     assert (ready.status_code, ready.json()["status"]) == (200, "degraded")
                     assert ready.json()["shards_down"] == [down]
+                    assert ready.json()["topics"] == 1 + len(others)  # what a lost shard holds is on disk, and counts
+                    assert f"\ntopics_topics {1 + len(others)}\n" in fresh.once("GET", "/v0/metrics").text
                     assert fresh.once("GET", "/v0/health").status_code == 200
             bystanders.wait_progress()
         server.wait_back("shard", down, before["shard", down])

@@ -210,7 +210,8 @@ class Connection:
             await self._refuse(Refusal(408, "the request's head did not come in time"))
 
     async def _first_bytes(self) -> bytes:
-        self.deadline = self.server.now + self.server.patience.idle_s
+        patience = self.server.patience
+        self.deadline = self.server.now + (patience.linger_s if self.server.draining else patience.idle_s)
         data = await self.receive()
         while len(data) < len(H2_PREFACE) and data and H2_PREFACE.startswith(data):
             self.idle = False

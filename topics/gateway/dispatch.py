@@ -4,7 +4,7 @@ The hot path and the Quart app both end here, so no rule has two implementations
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from time import perf_counter_ns
 from typing import Any
@@ -61,6 +61,10 @@ class Gateway:
         if now_ready or (self.board is not None and self.board.phase is not Phase.STARTING):
             self.first_ready = True
         return self.first_ready
+
+    def told_by(self, shards: Iterable[int], field: str) -> int:
+        """What these shards said last: those that are down still have it, on disk."""
+        return sum(self.board.shard(shard).get(field) for shard in shards) if self.board is not None else 0
 
     def instance_draining(self) -> bool:
         return self.board is not None and self.board.phase is Phase.DRAINING

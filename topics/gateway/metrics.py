@@ -94,7 +94,7 @@ def _families(gateway: Gateway, shards: Mapping[int, dict[str, Any] | None]) -> 
     up = {shard: head for shard, head in shards.items() if head is not None}
     live = {shard: head for shard, head in up.items() if head["ready"]}
     progress = sum(head["replay_progress"] for head in up.values()) / max(1, len(shards))
-    yield from _instance(gateway, live, all_ready=len(live) == len(shards), progress=progress)
+    yield from _instance(gateway, live, down=[shard for shard in shards if shard not in live], progress=progress)
     yield from _log(live)
     yield from _per_shard(shards, live)
     yield from http_families(gateway)
@@ -104,10 +104,13 @@ def _families(gateway: Gateway, shards: Mapping[int, dict[str, Any] | None]) -> 
 
 
 def _instance(
-    gateway: Gateway, live: Mapping[int, dict[str, Any]], *, all_ready: bool, progress: float
+    gateway: Gateway, live: Mapping[int, dict[str, Any]], *, down: list[int], progress: float
 ) -> Iterator[Family]:
     def total(key: str) -> int:
         return sum(head.get(key, 0) for head in live.values())
+
+    def kept(key: str) -> int:
+        return total(key) + gateway.told_by(down, key)
 
     def on_board(field: str) -> int:
         """Also of shards that are down."""
@@ -116,14 +119,14 @@ def _instance(
     def gauge(name: str, help: str, value: float) -> Family:
         return Family(name, "gauge", help).add(value)
 
-    yield gauge("topics_topics", "Topics.", total("topics"))
+    yield gauge("topics_topics", "Topics.", kept("topics"))
     classes = Family("topics_topics_by_class", "gauge", "Topics by durability class.")
     for name in CLASSES:
         classes.add(sum(head["by_class"].get(name, 0) for head in live.values()), **{"class": name})
     yield classes
-    yield gauge("topics_routers", "Routers.", total("routers"))
-    yield gauge("topics_records_live", "Live records of all topics.", total("records_live"))
-    yield gauge("topics_bytes_live", "Live bytes of all topics.", total("bytes_live"))
+    yield gauge("topics_routers", "Routers.", kept("routers"))
+    yield gauge("topics_records_live", "Live records of all topics.", kept("records_live"))
+    yield gauge("topics_bytes_live", "Live bytes of all topics.", kept("bytes_live"))
     expired = Family(
         "topics_records_expired_total", "counter", "Records whose time was over: their topic's or their own."
     )
@@ -137,7 +140,7 @@ def _instance(
     yield gauge("topics_groups", "Consumer groups of all topics.", total("groups"))
     yield gauge("topics_sse_connections", "Open streams, SSE and WebSocket.", on_board("streams"))
     yield gauge("topics_watch_sessions", "Watch sessions.", on_board("sessions"))
-    yield gauge("topics_ready", "1 if every shard serves.", int(all_ready and not gateway.draining))
+    yield gauge("topics_ready", "1 if every shard serves.", int(not down and not gateway.draining))
     yield gauge("topics_recovery_progress", "Replay of the log, 0 to 1.", round(progress, 3))
     yield gauge(UPTIME, "Time since the server started.", int(time.time() * 1000) - gateway.started_ms)
 

@@ -32,7 +32,7 @@ async def ready(gateway: Gateway, request: Request) -> Response:
             "the server is replaying its log",
             {"replay_progress": round(progress, 3), "retry_after_ms": 1000},
         )
-    count = sum(head["topics"] for head in heads.values())
+    count = sum(head["topics"] for shard, head in heads.items() if shard not in down) + gateway.told_by(down, "topics")
     if not down:
         return Response(b'{"status":"ready","wal_replay_complete":true,"topics":%d' % count, 200, {})
     shards = b",".join(b"%d" % shard for shard in down)

@@ -1,7 +1,9 @@
 """Accepting connections, looking after their deadlines, and the drain.
 
-A drain stops accepting (the supervisor keeps the socket, so connections wait in its backlog), closes idle connections
-and lets requests under way finish; whatever comes on open connections meanwhile is refused with `shutting_down`.
+A drain closes idle connections and lets requests under way finish; whatever comes meanwhile is refused with
+`shutting_down`. If the whole server ends, that is so on new connections, too, as long as something is under way: a load
+balancer sees that it is to go elsewhere. If somebody else holds the port and serves it afterwards (a supervisor that
+replaces this gateway, systemd), no more are accepted: they wait for whoever comes next.
 """
 
 import errno
@@ -53,7 +55,10 @@ class Server:
         patience: Patience | None = None,
         publish: Callable[[int, int], object] | None = None,
         max_connections: int = 0,
+        *,
+        port_is_lent: bool = False,
     ) -> None:
+        """`port_is_lent`: it is there before the server and after it."""
         self.gateway = gateway
         self.app = app
         self.patience = patience or Patience()
@@ -64,6 +69,8 @@ class Server:
         self.now = 0.0  # coarse, for deadlines
         self._max_connections = max_connections  # 0: any number
         self._told_full = -inf
+        self._port_is_lent = port_is_lent
+        self._one_ended = trio.Event()  # a connection, in a drain
         self._publish = publish  # told now and then: open connections, and how many of them are busy
 
     @property
@@ -90,10 +97,13 @@ class Server:
                     accepting.start_soon(self._accept, listener, open_connections)
                     task_status.started()
                     await stop.wait()
+                    open_connections.cancel_scope.deadline = trio.current_time() + grace_s
+                    self._drain()
+                    if self.gateway.instance_draining() and not self._port_is_lent:
+                        await self._end_of(set(self.connections))
                     accepting.cancel_scope.cancel()
                 listener.close()
-                open_connections.cancel_scope.deadline = trio.current_time() + grace_s
-                self._drain()
+                self._close_idle()
             await self.handover.stop()
             life.cancel_scope.cancel()
 
@@ -143,6 +153,12 @@ class Server:
             await connection.run()
         finally:
             self.connections.discard(connection)
+            self._one_ended.set()
+
+    async def _end_of(self, connections: set[Connection]) -> None:
+        while not connections.isdisjoint(self.connections):
+            self._one_ended = trio.Event()
+            await self._one_ended.wait()
 
     async def _sweep(self) -> None:
         while True:
@@ -158,6 +174,9 @@ class Server:
 
     def _drain(self) -> None:
         self.gateway.drain()
+        self._close_idle()
+
+    def _close_idle(self) -> None:
         soon = trio.current_time() + self.patience.linger_s
         for connection in self.connections:
             connection.drain(soon)

@@ -110,6 +110,7 @@ class Queue:
 
     def claim(self, taker: Taker) -> None:
         """Serve a claim: now, with its cohort, or when there is something. In order."""
+        self._note_use()
         if self.topic.config.claim_jitter_ms and (self._window is not None or self.ready):
             self._takers[taker] = None
             self._gather()
@@ -119,7 +120,12 @@ class Queue:
             self._pass_over(taker, set())
         self._arm()
 
+    def _note_use(self) -> None:
+        """Who works a queue consumes it, as readers do a log: that counts for its priority."""
+        self.topic.last_read_ms = self._engine.now()
+
     def add_stream(self, stream: Taker) -> None:
+        self._note_use()
         self._streams[stream.owner] = stream
         self.leases.streams.open(stream.owner)
         self._takers[stream] = None
@@ -284,6 +290,7 @@ class Queue:
 
     def _hand_over(self, taker: Taker, jobs: Jobs) -> None:
         """Called by what serves everybody: the log, the moves. One taker's trouble must not become theirs."""
+        self._note_use()
         try:
             taker.give(jobs)
         except Exception as error:

@@ -57,6 +57,7 @@ class Launcher:
     served: list[int]
     board: str
     started_ms: int
+    port_is_lent: bool = False
 
     def socket_of(self, kind: str, index: int) -> str:
         return str(self.run_dir / f"{kind}-{index}.sock")
@@ -105,6 +106,7 @@ class Launcher:
             board=self.board,
             socket=self.socket_of("gateway", index),
             started_ms=self.started_ms,
+            port_is_lent=self.port_is_lent,
         )
 
     async def _start(self, command: list[str], name: str, fds: tuple[int, ...]) -> trio.Process:

@@ -78,7 +78,8 @@ def _take(settings: Settings, keys: list[KeyDigest], programs: Programs, clock: 
         with using(data.path):
             slots, served = slotmap.settle(data.path, settings.shards)
         check_cold_dir(settings.cold_dir, data.path, served)
-        listeners = _listeners(settings, with_keys=bool(keys))
+        given = inherited(os.environ, os.getpid())
+        listeners = _listeners(settings, given, with_keys=bool(keys))
         for sock in listeners:
             stack.enter_context(sock)
         if data.previous is not None:
@@ -92,7 +93,10 @@ def _take(settings: Settings, keys: list[KeyDigest], programs: Programs, clock: 
         lifeline, our_end = os.pipe()
         stack.callback(os.close, lifeline)
         stack.callback(os.close, our_end)  # a child that is still there ends now
-        launcher = Launcher(programs, settings, keys, run_dir, data.lock_fd, lifeline, slots, served, path, started_ms)
+        launcher = Launcher(
+            programs, settings, keys, run_dir, data.lock_fd, lifeline, slots, served, path, started_ms,
+            port_is_lent=given is not None,
+        )  # fmt: skip
         yield Taken(launcher, board, listeners, data.path, address_text(listeners[0]))
 
 
@@ -288,9 +292,8 @@ class Server:
                 self._port_file.unlink()
 
 
-def _listeners(settings: Settings, *, with_keys: bool) -> list[socket.socket]:
+def _listeners(settings: Settings, given: socket.socket | None, *, with_keys: bool) -> list[socket.socket]:
     """One for each gateway: of the socket that systemd hands down if it does, else of our own."""
-    given = inherited(os.environ, os.getpid())
     if given is None:
         return listen(settings.host, settings.port, settings.gateways)
     open_to_all = with_keys or settings.allow_insecure_no_auth
