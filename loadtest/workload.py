@@ -7,6 +7,7 @@ in turn, round by round, and begins each round with another one, so that what el
 Every measurement checks its own answers and raises `WrongAnswer`; a server that is fast and wrong fails the run.
 """
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -170,6 +171,7 @@ def run(workload: Workload, bench: Bench) -> Outcome:
     outcome = Outcome(workload, full_size=bench.sizes.recovery_records >= FULL.recovery_records)
     rounds = bench.sizes.rounds
     bench.say(f"{workload.name}: {workload.title}")
+    os.sync()  # what the workload before has left to be written is not to be measured with this one
     with ExitStack() as stack:
         contenders = list(workload.contenders(bench, stack))
         for number in range(rounds):

@@ -16,6 +16,10 @@ def denied(path: Path) -> PermissionError:
     return PermissionError(errno.EACCES, "Permission denied", str(path))
 
 
+def chown(user: str) -> str:
+    return f"chown -R {user}" if user.isdecimal() else f"chown -R {user}:"
+
+
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
     made = tmp_path / "data"
@@ -30,7 +34,7 @@ def test_a_directory_of_another_user_is_to_be_used_by_that_one(data, monkeypatch
     file, me, owner = data / "shard-01" / "slots.used", user_name(OTHER), user_name(ME)
     assert explain(denied(file), data) == (
         f"{file}: Permission denied; it belongs to {owner} (mode 0600), and this process runs as {me}: "
-        f"run it as {owner}, or give all of the directory to {me} (chown -R {me}: {data})"
+        f"run it as {owner}, or give all of the directory to {me} ({chown(me)} {data})"
     )
 
 
@@ -47,7 +51,7 @@ def test_a_directory_of_ours_with_files_of_another_is_to_become_ours(data):
     said = explain(denied(data / "shard-01" / "slots.used"), data)
     me, other = user_name(ME), user_name(OTHER)
     assert f"; {data / 'shard-01'} belongs to {other} (mode 0700), and this process runs as {me}: give" in said
-    assert said.endswith(f"(chown -R {me}: {data})")
+    assert said.endswith(f"({chown(me)} {data})")
 
 
 def test_nobody_is_sent_to_chown_what_is_ours_or_above_the_directory(data, monkeypatch):
@@ -56,6 +60,20 @@ def test_nobody_is_sent_to_chown_what_is_ours_or_above_the_directory(data, monke
     said = explain(denied(data.parent / "absent"), data.parent / "absent")
     assert f"; {data.parent} belongs to {user_name(ME)}" in said
     assert "chown -R" not in said
+
+
+def test_a_directory_of_ours_that_takes_nothing_is_named_and_not_what_is_above_it(data):
+    data.chmod(0o500)
+    said = explain(denied(data / "shard-02" / "slots.used"), data)
+    assert f"; {data} belongs to {user_name(ME)} (mode 0500), and this" in said
+    said = explain(denied(data / "deeper" / "data"), data / "deeper" / "data")
+    assert f"; {data} belongs to {user_name(ME)} (mode 0500), and this" in said
+
+
+def test_the_command_works_for_odd_directories_and_users_without_a_name(data, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 4_000_000_000)
+    odd = data.rename(data.parent / "my data")
+    assert explain(denied(odd / "LOCK"), odd).endswith(f"(chown -R 4000000000 '{odd}')")
 
 
 def test_other_errors_name_the_file_if_there_is_one(data):

@@ -1,44 +1,78 @@
-"""Large work beside a loop: in a thread that gives way to whoever has less to do.
+"""Large work beside a loop: in threads that give way to other processes.
 
 A shard that decodes, renders and stores large batches has several threads that always want a processor. Without a
 priority the gateways and the other shards, which want one for a moment, would stand in line with them ("Held up" in
-docs/performance.md). Loops, the log's thread, recovery and reads that a client waits for do not run here.
+docs/performance.md). Loops, the log's thread, recovery and reads of records do not run here.
 
-Only in processes of our own (`give_way`): a program that holds an embedded database may want its threads as they are.
+The threads are our own: a priority cannot be raised again without a privilege, and whoever got such a thread out of
+trio's cache next would be slow, too. They are made as they are needed and stay. Only processes of our own have them
+(`give_way`): a program that holds an embedded database may want its threads as they are.
 """
 
 import contextlib
 import os
+import queue
+import sys
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
+import outcome
 import trio
 
 from topics import limits
 
 T = TypeVar("T")
-_process_gives_way = False
-_thread = threading.local()
+
+
+class _Threads:
+    """For one loop. All methods are for its thread."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._free = 0  # threads that wait for work
+
+    async def run(self, work: Callable[..., T], *args: object) -> T:
+        task, token = trio.lowlevel.current_task(), trio.lowlevel.current_trio_token()
+
+        def done(result: outcome.Outcome[T]) -> None:
+            self._free += 1
+            trio.lowlevel.reschedule(task, result)
+
+        def in_thread() -> None:
+            result = outcome.capture(work, *args)
+            with contextlib.suppress(trio.RunFinishedError):  # nobody waits any more
+                token.run_sync_soon(done, result)
+
+        if self._free:
+            self._free -= 1
+        else:
+            threading.Thread(target=self._serve, name="aside", daemon=True).start()
+        self._work.put(in_thread)
+        made: T = await trio.lowlevel.wait_task_rescheduled(lambda _: trio.lowlevel.Abort.FAILED)
+        return made
+
+    def _serve(self) -> None:
+        """A thread's life."""
+        with contextlib.suppress(OSError):  # a sandbox may not allow it; then the work is done as ever
+            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + limits.LARGE_WORK_NICE)
+        while True:
+            self._work.get()()
+
+
+_threads: _Threads | None = None
 
 
 def give_way() -> None:
-    """From now on large work of this process has a low priority."""
-    global _process_gives_way
-    _process_gives_way = hasattr(os, "PRIO_PROCESS") and os.uname().sysname == "Linux"  # else it is not per thread
+    """From now on large work of this process has a low priority. Only on Linux: else threads have none of their own."""
+    global _threads
+    _threads = _Threads() if sys.platform == "linux" else None
 
 
 async def run_aside(work: Callable[..., T], *args: object, limiter: trio.CapacityLimiter | None = None) -> T:
     """Not cancelled once it has begun."""
-    if not _process_gives_way:
+    if _threads is None:
         return await trio.to_thread.run_sync(work, *args, limiter=limiter)
-    return await trio.to_thread.run_sync(_lowered, work, *args, limiter=limiter)
-
-
-def _lowered(work: Callable[..., T], *args: object) -> T:
-    """A priority cannot be raised again without a privilege: the thread keeps it, whatever trio gives it to do next."""
-    if not getattr(_thread, "is_low", False):
-        _thread.is_low = True
-        with contextlib.suppress(OSError):  # a sandbox may not allow it; then the work is done as ever
-            os.setpriority(os.PRIO_PROCESS, 0, os.getpriority(os.PRIO_PROCESS, 0) + limits.LARGE_WORK_NICE)
-    return work(*args)
+    await trio.lowlevel.checkpoint_if_cancelled()
+    async with limiter or contextlib.nullcontext():
+        return await _threads.run(work, *args)

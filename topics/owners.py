@@ -6,6 +6,8 @@ server cannot open, and "Permission denied" alone tells neither which file nor w
 
 import os
 import pwd
+import shlex
+from contextlib import suppress
 from pathlib import Path
 
 
@@ -46,19 +48,18 @@ def _whose(file: Path, directory: Path) -> str:
         return said
     whole = directory.stat().st_uid
     other = "" if whole == os.geteuid() else f"run it as {user_name(whole)}, or "
-    return f"{said}: {other}give all of the directory to {me} (chown -R {me}: {directory})"
+    to = me if me.isdecimal() else f"{me}:"  # chown knows no group of a user that it does not know
+    return f"{said}: {other}give all of the directory to {me} ({shlex.join(['chown', '-R', to, str(directory)])})"
 
 
 def _in_the_way(file: Path, directory: Path) -> tuple[Path, int, int]:
-    """Of the file and what is above it, up to the directory if that is there: the first that is another's, else the
-    first that can be seen. With its owner and mode."""
+    """Of the file and what is above it, up to the directory or what it would be in: the first that is another's, else
+    the first that can be seen. With its owner and mode."""
     seen: list[tuple[Path, int, int]] = []
     for place in (file, *file.parents):
-        try:
+        with suppress(OSError):  # not there, or below what we may not enter
             found = place.stat()
-        except OSError:  # not there, or below what we may not enter
-            continue
-        seen.append((place, found.st_uid, found.st_mode & 0o7777))
-        if place == directory:
+            seen.append((place, found.st_uid, found.st_mode & 0o7777))
+        if seen and directory not in place.parents:
             break
     return next((one for one in seen if one[1] != os.geteuid()), seen[0])

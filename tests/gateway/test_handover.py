@@ -17,6 +17,7 @@ from hypercorn.trio.tcp_server import TCPServer
 from hypercorn.trio.worker_context import WorkerContext
 
 from tests.gateway.harness import Client, request, serving, until
+from tests.gateway.test_drain import held_up
 from topics.gateway.app import create_app
 from topics.gateway.dispatch import Gateway
 from topics.gateway.handover import ReplayedStream, hypercorn_config
@@ -245,6 +246,16 @@ async def test_idle_http_2_connections_close_in_a_drain():
         await client.rest()
         with trio.fail_after(60):
             await bench.done.wait()
+
+
+async def test_new_http_2_connections_are_answered_in_a_drain():
+    async with held_up() as bench, bench.client() as client:
+        http = H2Client(client)
+        http.h2.initiate_connection()
+        await http.flush()  # the preface alone
+        await trio.testing.wait_all_tasks_blocked()
+        headers, body = await http.request("GET", "/v0/topics/a")
+        assert (headers[":status"], json.loads(body)["error"]["code"]) == ("503", "shutting_down")
 
 
 async def test_idle_http_2_connections_are_closed_in_time():

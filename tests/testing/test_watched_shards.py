@@ -8,6 +8,7 @@ import pytest
 import trio
 
 from topics.core.config import parse_config
+from topics.shards.failing_files import FailingFiles
 from topics.shards.files import Files, RealFiles
 from topics.shards.recovery import recover
 from topics.shards.shard import Shard
@@ -19,9 +20,20 @@ from topics.testing.faulty_files import FaultyFiles
 from topics.testing.watched_shards import VIOLATIONS
 
 
-@pytest.fixture(params=["real", "faulty"])
+class SpecialFiles(FaultyFiles):
+    """As tests make them."""
+
+
+@pytest.fixture(params=["real", "faulty", "special", "wrapped"])
 def files(request: pytest.FixtureRequest, tmp_path: Path) -> Files:
-    return RealFiles(str(tmp_path)) if request.param == "real" else FaultyFiles()
+    real = RealFiles(str(tmp_path))
+    made: dict[str, Files] = {
+        "real": real,
+        "faulty": FaultyFiles(),
+        "special": SpecialFiles(),
+        "wrapped": FailingFiles(real, []),
+    }
+    return made[request.param]
 
 
 @pytest.fixture

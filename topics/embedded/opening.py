@@ -19,7 +19,7 @@ from topics.failpoints import parse
 from topics.settings import OPTIONS, Settings, SettingsError, load
 from topics.supervisor import slotmap, slotswap
 from topics.supervisor.colddir import check_cold_dir
-from topics.supervisor.datadir import DataDir, DataDirError, open_data_dir
+from topics.supervisor.datadir import DataDir, DataDirError, open_data_dir, using
 from topics.supervisor.rundir import remove_run_dir
 
 GROUPS = ("Storage", "Limits")  # of OPTIONS, those that mean something without a server
@@ -116,9 +116,11 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 
 def _instance(chosen: Settings, data_dir: Path, shards: int | None) -> Instance:
-    slotswap.finish(data_dir)  # it may change how many shards there are
-    known = slotmap.load(data_dir)
-    slots, served = slotmap.settle(data_dir, known.shards if known is not None and shards is None else chosen.shards)
+    with using(data_dir):
+        slotswap.finish(data_dir)  # it may change how many shards there are
+        known = slotmap.load(data_dir)
+        wanted = known.shards if known is not None and shards is None else chosen.shards
+        slots, served = slotmap.settle(data_dir, wanted)
     check_cold_dir(chosen.cold_dir, data_dir, served)
     return Instance(chosen, data_dir, slots, served, parse(chosen.failpoints or ""))
 

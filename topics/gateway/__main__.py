@@ -101,8 +101,13 @@ async def serve(boot: GatewayBoot) -> None:
             max_routers=boot.settings.caps.routers,
             times=OpTimes(board.times(boot.index)),
         )
-        most = boot.settings.caps.connections
-        server = Server(gateway, create_app(gateway), None, publish, most, port_is_lent=boot.port_is_lent)
+        server = Server(
+            gateway,
+            create_app(gateway),
+            publish=publish,
+            max_connections=boot.settings.caps.connections,
+            port_is_lent=boot.port_is_lent,
+        )
 
         def health(call: Call) -> None:
             call.reply({"ready": not gateway.draining, "draining": gateway.draining})

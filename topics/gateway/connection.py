@@ -210,8 +210,7 @@ class Connection:
             await self._refuse(Refusal(408, "the request's head did not come in time"))
 
     async def _first_bytes(self) -> bytes:
-        patience = self.server.patience
-        self.deadline = self.server.now + (patience.linger_s if self.server.draining else patience.idle_s)
+        self.deadline = self._first_deadline()
         data = await self.receive()
         while len(data) < len(H2_PREFACE) and data and H2_PREFACE.startswith(data):
             self.idle = False
@@ -220,6 +219,11 @@ class Connection:
                 return data
             data += more
         return data
+
+    def _first_deadline(self) -> float:
+        """For the first request of a connection. One that comes in a drain is there to be refused."""
+        patience = self.server.patience
+        return self.server.now + (patience.linger_s if self.server.draining else patience.idle_s)
 
     async def _read_next(self) -> bool:
         """Wait for the next request, or for the rest of a head (whose time runs from its first byte)."""
@@ -432,7 +436,8 @@ class Connection:
     async def _hand_over(self, data: bytes) -> None:
         self.handed_over = True
         self._leave_lane()
-        self._note_busy(False)
+        self.idle = True
+        self.deadline = self._first_deadline()
         await self.server.handover.take(self.sock, data, self._note_busy)
 
     def _note_busy(self, busy: bool) -> None:

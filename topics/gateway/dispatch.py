@@ -81,6 +81,8 @@ class Gateway:
         """The answer of a request whose route, and names in the path, are known."""
         try:
             if self.draining and not route.probe:
+                if route.stream:  # a browser's EventSource gives up on any answer but 200; without one it tries again
+                    raise ClientGone
                 raise shutting_down()
             self.door.admit(route, names, request)
             response = await route.handle(self, request)

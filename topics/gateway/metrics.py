@@ -1,6 +1,7 @@
 """Metrics (API §8.3): the shards' numbers added up, then one by one, then a bounded number of topics.
 
-A shard that does not answer in time is left out and shows as `topics_shard_up 0`; the answer is 200 whatever happens.
+A shard that does not answer in time is left out and shows as `topics_shard_up 0`; the answer is 200 all the same. Only
+what the whole server holds still counts what such a shard held last.
 
 The API names two metrics in milliseconds and microseconds. Prometheus wants seconds everywhere, and its tools say so:
 whoever asks for `units=base` gets these two in seconds, under names that end in `_seconds`.
@@ -8,7 +9,7 @@ whoever asks for `units=base` gets these two in seconds, under names that end in
 
 import time
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -50,52 +51,50 @@ GROUP_FIELDS = (
     ("cursor_seq", "The last seq that a consumer group is done with."),
     ("lag", "How many seqs a consumer group is behind the head of its topic."),
 )
-UPTIME = "topics_uptime_ms"
-FSYNC = "topics_wal_fsync_latency_us"
-IN_SECONDS = {UPTIME: ("topics_uptime_seconds", 1e3), FSYNC: ("topics_wal_fsync_latency_seconds", 1e6)}
+
+
+class Times(NamedTuple):
+    """How the two times are called, and how many of the shards' units make one of theirs."""
+
+    uptime: str
+    per_uptime: float
+    sync: str
+    sync_help: str
+    per_sync: float
+
+
+SYNC = "Time of one sync of the log"
+AS_NAMED = Times("topics_uptime_ms", 1, "topics_wal_fsync_latency_us", f"{SYNC}, in microseconds.", 1)
+IN_SECONDS = Times("topics_uptime_seconds", 1e3, "topics_wal_fsync_latency_seconds", f"{SYNC}.", 1e6)
 
 
 async def metrics(gateway: Gateway, request: Request) -> Response:
-    in_seconds = _wants_seconds(request)
+    times = _times(request)
     prefixes = request.principal.prefixes
     head = {"topics": limits.METRICS_TOPICS_MAX + 1, "prefixes": prefixes}  # one more shows that some are left out
     answers = await gateway.shards.call_all("metrics", head, limits.METRICS_DEADLINE_MS)
     shards = {shard: answer.head if isinstance(answer, Reply) else None for shard, answer in answers.items()}
-    families = list(_families(gateway, shards))
-    if in_seconds:
-        families = [_in_seconds(family) for family in families]
+    families = list(_families(gateway, shards, times))
     if preferred(request.headers.get(b"accept", b""), b"text/plain", JSON) == JSON:
         return Response(msgspec.json.encode(to_json(families))[:-1], 200, {})
     return Response(to_text(families), 200, None, TEXT)
 
 
-def _wants_seconds(request: Request) -> bool:
+def _times(request: Request) -> Times:
     units = request.args.get("units") if request.query else None
     if units not in (None, "base"):
         raise invalid('units must be "base", or left out', field="units")
-    return units is not None
+    return AS_NAMED if units is None else IN_SECONDS
 
 
-def _in_seconds(family: Family) -> Family:
-    if family.name not in IN_SECONDS:
-        return family
-    name, parts = IN_SECONDS[family.name]
-    scaled = Family(name, family.kind, family.help.replace(", in microseconds", ""))
-    for labels, value in family.samples:
-        bound = labels.get("le")
-        if bound is None:
-            scaled.samples.append((labels, value if labels.get("") == "count" else value / parts))
-        else:
-            scaled.add(value, le=bound if bound == "+Inf" else float(str(bound)) / parts)
-    return scaled
-
-
-def _families(gateway: Gateway, shards: Mapping[int, dict[str, Any] | None]) -> Iterator[Family]:
+def _families(gateway: Gateway, shards: Mapping[int, dict[str, Any] | None], times: Times) -> Iterator[Family]:
     up = {shard: head for shard, head in shards.items() if head is not None}
     live = {shard: head for shard, head in up.items() if head["ready"]}
     progress = sum(head["replay_progress"] for head in up.values()) / max(1, len(shards))
     yield from _instance(gateway, live, down=[shard for shard in shards if shard not in live], progress=progress)
-    yield from _log(live)
+    uptime_ms = int(time.time() * 1000) - gateway.started_ms
+    yield Family(times.uptime, "gauge", "Time since the server started.").add(_in(uptime_ms, times.per_uptime))
+    yield from _log(live, times)
     yield from _per_shard(shards, live)
     yield from http_families(gateway)
     yield from process_families(gateway)
@@ -142,26 +141,29 @@ def _instance(
     yield gauge("topics_watch_sessions", "Watch sessions.", on_board("sessions"))
     yield gauge("topics_ready", "1 if every shard serves.", int(not down and not gateway.draining))
     yield gauge("topics_recovery_progress", "Replay of the log, 0 to 1.", round(progress, 3))
-    yield gauge(UPTIME, "Time since the server started.", int(time.time() * 1000) - gateway.started_ms)
 
 
-def _log(live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:
+def _log(live: Mapping[int, dict[str, Any]], times: Times) -> Iterator[Family]:
     for key, (name, kind, help) in WAL.items():
         values = [head["wal"][key] for head in live.values()]
         yield Family(name, kind, help).add(max(values, default=0) if key in PEAKS else sum(values))
-    yield _histogram([head["fsync_us"] for head in live.values()])
+    yield _histogram([head["fsync_us"] for head in live.values()], times)
 
 
-def _histogram(parts: list[dict[str, Any]]) -> Family:
-    family = Family(FSYNC, "histogram", "Time of one sync of the log, in microseconds.")
-    bounds = [str(bound) for bound in parts[0]["bounds"]] if parts else []
+def _histogram(parts: list[dict[str, Any]], times: Times) -> Family:
+    family = Family(times.sync, "histogram", times.sync_help)
+    bounds = [str(_in(bound, times.per_sync)) for bound in parts[0]["bounds"]] if parts else []
     counted = 0
     for index, bound in enumerate([*bounds, "+Inf"]):
         counted += sum(part["buckets"][index] for part in parts)
         family.add(counted, le=bound)
-    family.samples.append(({"": "sum"}, sum(part["sum"] for part in parts)))
+    family.samples.append(({"": "sum"}, _in(sum(part["sum"] for part in parts), times.per_sync)))
     family.samples.append(({"": "count"}, sum(part["count"] for part in parts)))
     return family
+
+
+def _in(value: int, per_unit: float) -> float:
+    return value if per_unit == 1 else value / per_unit
 
 
 def _per_shard(shards: Mapping[int, Any], live: Mapping[int, dict[str, Any]]) -> Iterator[Family]:

@@ -2,8 +2,8 @@
 
 A drain closes idle connections and lets requests under way finish; whatever comes meanwhile is refused with
 `shutting_down`. If the whole server ends, that is so on new connections, too, as long as something is under way: a load
-balancer sees that it is to go elsewhere. If somebody else holds the port and serves it afterwards (a supervisor that
-replaces this gateway, systemd), no more are accepted: they wait for whoever comes next.
+balancer sees that it is to go elsewhere. If the port goes on without this gateway (its supervisor replaces it, or
+systemd holds the port), no more are accepted: they wait for whoever comes next.
 """
 
 import errno
@@ -39,7 +39,7 @@ class Patience:
     head_s: float = 10.0  # from the first byte of a head to its last
     body_s: float = 30.0  # between two pieces of a body
     send_s: float = 30.0  # for the client to take a piece of an answer
-    linger_s: float = 2.0  # after a refusal, for what the client is still sending
+    linger_s: float = 2.0  # after a refusal, for what the client is still sending; in a drain, for a first request
     sweep_s: float = 0.25
 
 
@@ -70,7 +70,7 @@ class Server:
         self._max_connections = max_connections  # 0: any number
         self._told_full = -inf
         self._port_is_lent = port_is_lent
-        self._one_ended = trio.Event()  # a connection, in a drain
+        self._one_ended = trio.Event()  # of the connections that a drain waits for
         self._publish = publish  # told now and then: open connections, and how many of them are busy
 
     @property
@@ -93,16 +93,16 @@ class Server:
             life.start_soon(self._sweep)
             life.start_soon(self.lane.run)
             async with trio.open_nursery() as open_connections:
-                async with trio.open_nursery() as accepting:
-                    accepting.start_soon(self._accept, listener, open_connections)
-                    task_status.started()
-                    await stop.wait()
-                    open_connections.cancel_scope.deadline = trio.current_time() + grace_s
-                    self._drain()
-                    if self.gateway.instance_draining() and not self._port_is_lent:
-                        await self._end_of(set(self.connections))
-                    accepting.cancel_scope.cancel()
-                listener.close()
+                with listener:
+                    async with trio.open_nursery() as accepting:
+                        accepting.start_soon(self._accept, listener, open_connections)
+                        task_status.started()
+                        await stop.wait()
+                        open_connections.cancel_scope.deadline = trio.current_time() + grace_s
+                        self._drain()
+                        if self.gateway.instance_draining() and not self._port_is_lent:
+                            await self._end_of(set(self.connections))
+                        accepting.cancel_scope.cancel()
                 self._close_idle()
             await self.handover.stop()
             life.cancel_scope.cancel()

@@ -40,6 +40,10 @@ EXIT_STORAGE = 70
 EXIT_DATA = 65
 
 
+class Denied(Exception):
+    """A file may not be used by this user, and has not been from the start: trying again does not mend it."""
+
+
 def _failpoints(text: str) -> list[Failpoint]:
     try:
         return parse(text)
@@ -114,7 +118,12 @@ async def serve(args: argparse.Namespace) -> None:
         if args.lifeline is not None:
             nursery.start_soon(_stop_when_orphaned, args.lifeline, stop)
         await nursery.start(serve_unix, args.socket, shard.handlers)
-        await shard.run(stop)
+        try:
+            await shard.run(stop)
+        except OSError as error:
+            if not shard.ready.is_set() and is_denied(error, Path(args.dir)):
+                raise Denied(f"cannot use {args.dir}: {explain(error, Path(args.dir))}") from error
+            raise
         nursery.cancel_scope.cancel()
 
 
@@ -133,21 +142,13 @@ def main(argv: list[str] | None = None) -> int:
     except* ShardPoisoned as group:
         log.error("stopped after a storage failure: %s", _first(group))
         status = EXIT_STORAGE
-    except* (BadSnapshot, BadLog, BadEvent, ColdIndexLost) as group:
+    except* (BadSnapshot, BadLog, BadEvent, ColdIndexLost, Denied) as group:
         log.error("%s", _first(group))
         status = EXIT_DATA
     except* OSError as group:
-        status = _refused(_first(group), Path(args.dir))
+        log.error("storage failed: %s", _first(group))
+        status = EXIT_STORAGE
     return status
-
-
-def _refused(error: BaseException, directory: Path) -> int:
-    """A disk may come back by itself; the right to use a file does not."""
-    if isinstance(error, OSError) and is_denied(error, directory):
-        log.error("cannot use %s: %s", directory, explain(error, directory))
-        return EXIT_DATA
-    log.error("storage failed: %s", error)
-    return EXIT_STORAGE
 
 
 def _first(error: BaseException) -> BaseException:

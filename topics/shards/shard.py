@@ -314,7 +314,7 @@ class Shard:
             if self._poisoned.is_set():
                 work.abandon()
                 return False
-            await run_aside(work.write)
+            await self._store_in_thread(work.write)
         except Exception as error:
             # Whatever it was (no file handle, no space, a bug), what was captured must count as not stored.
             if work.committing:
@@ -325,10 +325,15 @@ class Shard:
             return False
         await in_slices(work.install())
         store.forget(work)
-        await run_aside(work.sweep)
+        await self._store_in_thread(work.sweep)
         if self._own_process:
             gc.freeze()
         return True
+
+    async def _store_in_thread(self, work: Callable[[], None]) -> None:
+        """Beside other work, and the last thing before the end at once."""
+        assert self.service is not None
+        await (trio.to_thread.run_sync(work) if self.service.draining else run_aside(work))
 
     async def _checkpoint_when_due(self) -> None:
         assert self.store is not None
@@ -393,7 +398,7 @@ class Shard:
         while True:
             rotated = self.committer.rotated
             try:
-                await run_aside(wal.prepare_spare, self._files, self._wal_file_bytes)
+                await trio.to_thread.run_sync(wal.prepare_spare, self._files, self._wal_file_bytes)
             except OSError as error:
                 log.warning("no spare log file prepared: %s", error)
             await rotated.wait()

@@ -148,8 +148,11 @@ class MonitoredFiles:
 
     @contextlib.contextmanager
     def noting_failure(self) -> Iterator[None]:
+        """Not of what says no more than what is there."""
         try:
             yield
+        except (FileNotFoundError, FileExistsError):
+            raise
         except OSError:
             self._failed = True
             raise

@@ -1,17 +1,17 @@
-"""Puts every shard that a test runs in its own process under the ordering monitor (disk_monitor.py), whoever makes it.
+"""Puts every shard that runs inside a test under the ordering monitor (disk_monitor.py), whoever makes it.
 
 Called before anything imports `recover` or makes a `Shard`. A disk that is monitored already, or is one of the
 simulation's, is left to whoever made it: they know what to expect of it. A shard is watched until a call to its disk
-fails; how it gets over that is what the crash sweep and the simulation look into.
+fails; how it gets over that is what the crash sweep and the simulation look into. Cold directories are not watched.
 """
 
 from typing import Any
 
 from topics.shards import recovery, shard, wal
-from topics.shards.files import Files, RealFiles
+from topics.shards.files import Files
 from topics.shards.store import Store
 from topics.testing.disk_monitor import MonitoredFiles
-from topics.testing.faulty_files import FaultyFiles
+from topics.testing.simulated_world import SimulatedDisk
 
 VIOLATIONS: list[str] = []  # by any of them
 
@@ -34,7 +34,7 @@ def watch_shards() -> None:
 
 
 def _watched(files: Files) -> Files:
-    if type(files) not in (RealFiles, FaultyFiles):
+    if isinstance(files, MonitoredFiles | SimulatedDisk):
         return files
     return MonitoredFiles(files, until_failure=True, violations=VIOLATIONS)
 
