@@ -271,6 +271,7 @@ async def test_a_request_of_http_2_under_way_finishes_in_a_drain():
         http = H2Client(client)
         http.h2.initiate_connection()
         await http.request("GET", "/v0/health")
+        await until(lambda: next(iter(bench.server.connections)).idle)  # the server is through with it, too
         async with trio.open_nursery() as nursery:
 
             async def stop() -> None:
