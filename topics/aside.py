@@ -1,4 +1,4 @@
-"""Large work beside a loop: in threads that give way to other processes.
+"""Large work, and how it gives way to other processes: in threads of low priority, or in pieces.
 
 A shard that decodes, renders and stores large batches has several threads that always want a processor. Without a
 priority the gateways and the other shards, which want one for a moment, would stand in line with them ("Held up" in
@@ -23,6 +23,14 @@ import trio
 from topics import limits
 
 T = TypeVar("T")
+
+
+def next_please() -> None:
+    """After a piece of large work that a loop does itself: another process that waits for this processor has its turn.
+
+    The scheduler would let the loop go on for milliseconds, and whoever waits wants less than one.
+    """
+    os.sched_yield()
 
 
 class _Threads:

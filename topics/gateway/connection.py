@@ -23,6 +23,7 @@ import trio
 from trio.lowlevel import checkpoint, wait_readable, wait_writable
 
 from topics import limits
+from topics.aside import next_please
 from topics.gateway import render
 from topics.gateway.asgi import run_app
 from topics.gateway.dispatch import finish
@@ -133,6 +134,8 @@ class Connection:
                 raise Refusal(408, "the rest of the body did not come in time")
             raise ClientGone
         self.parser.feed(data)
+        if len(data) == limits.HTTP_RECEIVE_BYTES:
+            next_please()
         if self.parser.error is not None and not request.complete:
             raise self.parser.error
 
@@ -184,6 +187,7 @@ class Connection:
             self.deadline = self._until(began, size - len(data), self.server.patience.send_s)
             self._sending = True
             if sent == len(piece):
+                next_please()
                 await checkpoint()
             else:
                 await wait_writable(self.sock)

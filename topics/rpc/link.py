@@ -13,6 +13,7 @@ import outcome
 import trio
 
 from topics import limits
+from topics.aside import next_please
 from topics.rpc.errors import PeerLost, ProtocolError, RpcError, VersionMismatch
 from topics.rpc.outbox import Outbox
 from topics.rpc.transport import LOST, receiver_of, sender_of, socket_of, write_some
@@ -156,6 +157,7 @@ class Link(Generic[EntryT]):
                 await send(batch)
             outbox.sent()
             if not outbox.empty:
+                next_please()
                 await trio.lowlevel.checkpoint()  # a send is none while the kernel takes it
             if self._may_go_on:
                 self.room.unpark_all()

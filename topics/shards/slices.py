@@ -6,6 +6,7 @@ from collections.abc import Iterable
 import trio
 
 from topics import limits
+from topics.aside import next_please
 
 
 async def in_slices(steps: Iterable[None]) -> None:
@@ -13,5 +14,6 @@ async def in_slices(steps: Iterable[None]) -> None:
     until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
     for _ in steps:
         if time.perf_counter_ns() > until:
+            next_please()
             await trio.lowlevel.checkpoint()
             until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
