@@ -22,6 +22,18 @@ async def ended(bench):
         await bench.done.wait()
 
 
+def slow_until(bench, release):
+    """How shards behave that keep the first call waiting."""
+
+    async def slow(name, method, head, body):
+        bench.shards.waiting.set()
+        await release.wait()
+        bench.shards.behave = None
+        return await bench.shards.call(name, method, head, body)
+
+    return slow
+
+
 async def test_idle_connections_close_and_the_server_ends():
     async with serving() as bench, bench.client() as never_used, bench.client() as used:
         assert (await used.request("GET", "/v0/health")).status == 200
@@ -35,14 +47,8 @@ async def test_idle_connections_close_and_the_server_ends():
 async def test_requests_under_way_finish_and_their_connections_close(path):
     release = trio.Event()
 
-    async def slow(name, method, head, body):
-        bench.shards.waiting.set()
-        await release.wait()
-        bench.shards.behave = None
-        return await bench.shards.call(name, method, head, body)
-
     async with serving() as bench, bench.client() as client:
-        bench.shards.behave = slow
+        bench.shards.behave = slow_until(bench, release)
         await client.send(request("POST", path, b"{}"))
         await bench.shards.waiting.wait()
         bench.stop.set()
@@ -106,14 +112,8 @@ async def test_probes_still_answer(path, status):
 async def test_pipelined_requests_behind_one_under_way_are_not_carried_out():
     release = trio.Event()
 
-    async def slow(name, method, head, body):
-        bench.shards.waiting.set()
-        await release.wait()
-        bench.shards.behave = None
-        return await bench.shards.call(name, method, head, body)
-
     async with serving() as bench, bench.client() as client:
-        bench.shards.behave = slow
+        bench.shards.behave = slow_until(bench, release)
         await client.send(request("POST", HOT, b"1") + request("POST", HOT, b"2"))
         await bench.shards.waiting.wait()
         bench.stop.set()
@@ -138,16 +138,10 @@ async def held_up(**options: Any) -> AsyncIterator[Bench]:
     """A server that ends, all of it, as soon as one request is over: at the end of the block."""
     release = trio.Event()
 
-    async def slow(name, method, head, body):
-        bench.shards.waiting.set()
-        await release.wait()
-        bench.shards.behave = None
-        return await bench.shards.call(name, method, head, body)
-
     async with serving(**options) as bench, bench.client() as client:
         bench.server.gateway.board = Board.private([0])
         bench.server.gateway.board.set_phase(Phase.DRAINING)
-        bench.shards.behave = slow
+        bench.shards.behave = slow_until(bench, release)
         await client.send(request("POST", HOT, b"{}"))
         await bench.shards.waiting.wait()
         bench.stop.set()

@@ -303,6 +303,12 @@ def test_what_a_restart_cannot_mend_is_not_tried_again():
     assert int(found(r"^StartLimitBurst=(\d+)$", text)) > 1
 
 
+def test_the_service_may_lower_the_priority_of_its_threads():
+    """Allowed again after the group that it belongs to was taken away; without it large work would not give way."""
+    filters = re.findall(r"^SystemCallFilter=(.*)$", (DEPLOY / "topics.service").read_text(), re.M)
+    assert filters[-2:] == ["~@privileged @resources", "setpriority"]
+
+
 def test_the_keys_are_in_one_place():
     place = found(r"^LoadCredential=topics-api-keys:(\S+)$", (DEPLOY / "topics.service").read_text())
     docs = DEPLOY.parent / "docs"
