@@ -176,6 +176,8 @@ HEAP_FREE_BYTES = 64 * MIB  # so much free memory it keeps for the next ones
 HTTP_SEND_BYTES = 256 * KIB  # of a larger answer so much is sent at a time
 HTTP_JOIN_BYTES = 64 * KIB  # head and body up to this size leave as one buffer, larger ones as several
 HTTP_LINGER_BYTES = 16 * MIB  # read and dropped after a refusal, so that the client sees it instead of a reset
+REQUEST_BODY_BYTES = 1 * MIB  # of a request that is no append; and of all in an append that is not its records
+BODY_JOIN_BYTES = 1 * MIB  # a body up to this size is put together in the loop; of larger ones the parts are passed on
 HTTP_BODIES_BYTES = 512 * MIB  # of request bodies that one gateway holds at once
 HTTP_FREE_BODY_BYTES = 64 * KIB  # a body up to this size is not counted there
 INFLATE_THREADS = 4  # each may hold an inflated body that is not counted yet
@@ -270,6 +272,11 @@ class Limits:
     watch_session_ttl_ms: int = 300_000
     buffer_grace_ms: int = 5_000  # a reader stalled for longer is told `from_seq_too_old` if it lost records meanwhile
     slow_consumer_ms: int = 30_000  # a reader that takes nothing for this long is let go; its session stays
+
+    @property
+    def request_bytes(self) -> int:
+        """How large the body of a request may be that is no append: it is decoded in the loop."""
+        return min(self.body_bytes, REQUEST_BODY_BYTES)
 
 
 assert BLOCK_RECORDS_MAX <= 0xFFFF

@@ -292,9 +292,9 @@ def test_a_long_front_goes_without_a_look_at_its_records(how: str, monkeypatch: 
     killed: list[Chunk] = []
     kill = Chunk.kill
 
-    def count(chunk: Chunk, low: int, high: int) -> tuple[int, int]:
+    def count(chunk: Chunk, mask: int) -> tuple[int, int]:
         killed.append(chunk)
-        return kill(chunk, low, high)
+        return kill(chunk, mask)
 
     monkeypatch.setattr(Chunk, "kill", count)
     actions: dict[str, Callable[[], object]] = {

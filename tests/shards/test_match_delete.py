@@ -155,7 +155,7 @@ def test_counting_handles_one_chunk_a_step_and_changes_nothing() -> None:
     steps = 0
     for _ in deletion.prepare(topic):
         steps += 1
-        assert len(deletion.strikes) == steps
+        assert len(deletion.strikes.items) == steps
     assert steps == len(topic.chunks) >= 30
     assert max(map(len, topic.chunks)) <= limits.BLOCK_RECORDS_MAX
     assert [(chunk.dead, chunk.live) for chunk in topic.chunks] == before

@@ -16,6 +16,14 @@ def runs(mask: int) -> Iterator[tuple[int, int]]:
         low += ones
 
 
+_FROM_DIGITS = bytes.maketrans(b"01", b"\0\1")
+
+
+def spread(mask: int) -> bytes:
+    """A byte for each bit, 0 or 1, the lowest first, as far as bits are set."""
+    return bin(mask)[:1:-1].encode().translate(_FROM_DIGITS)
+
+
 def span(low: int, high: int) -> int:
     """The mask of [low, high)."""
     return (1 << high) - (1 << low)

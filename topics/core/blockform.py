@@ -33,6 +33,7 @@ from array import array
 
 import xxhash
 
+from topics.core.bits import spread
 from topics.core.block import BadBlock, Block
 from topics.core.extras import BadExtras
 from topics.core.packing import unpack
@@ -47,6 +48,8 @@ DELETED = 0xD5
 COLUMN_BYTES = 20
 CHECKSUM_BYTES = 8
 FLAGS_AT = 6  # in the header
+_TO_FLAGS = bytes.maketrans(b"\1", bytes((DELETED,)))
+_TO_DIGITS = bytes(ord("1") if flag == DELETED else ord("0") for flag in range(256))
 _U16 = struct.Struct("<H")
 _U64 = struct.Struct("<Q")
 
@@ -101,15 +104,11 @@ def encode_frame(block: Block, topic_id: int, epoch: int, seed: int, dead: int, 
 
 
 def flags_from_mask(dead: int, n: int) -> bytes:
-    if not dead:
-        return bytes(n)
-    return bytes(DELETED if dead >> i & 1 else 0 for i in range(n))
+    return spread(dead).translate(_TO_FLAGS).ljust(n, b"\0") if dead else bytes(n)
 
 
 def mask_from_flags(flags: bytes) -> int:
-    if DELETED not in flags:
-        return 0
-    return sum(1 << i for i, flag in enumerate(flags) if flag == DELETED)
+    return int(flags.translate(_TO_DIGITS)[::-1], 2) if DELETED in flags else 0
 
 
 class BlockHead:

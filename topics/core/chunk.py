@@ -6,8 +6,9 @@ more each, and ten for each that has a time before which it must not be claimed.
 """
 
 from array import array
+from itertools import compress
 
-from topics.core.bits import span
+from topics.core.bits import spread
 from topics.core.block import Block
 from topics.core.extras import Times
 
@@ -98,23 +99,25 @@ class Chunk:
             self.take_extras(self.block)
         return added
 
-    def kill(self, low: int, high: int) -> tuple[int, int]:
-        """Mark the records [low, high) dead; (records, bytes) that were live until now."""
-        fresh = span(low, high) & ~self.dead
+    def weigh(self, mask: int) -> tuple[int, int]:
+        """(records, bytes) of those in the mask that are live."""
+        fresh = mask & ~self.dead
         count = fresh.bit_count()
         if not count:
             return 0, 0
         if count == self.live:
-            size = self.live_bytes
-        elif count == high - low:
-            size = sum(self.sizes[low:high])
-        else:
-            size = sum(self.sizes[i] for i in range(low, high) if fresh >> i & 1)
-        self.dead |= fresh
-        self.live -= count
-        self.live_bytes -= size
-        if self.file is not None:
-            self.file.live -= count
+            return count, self.live_bytes
+        return count, sum(compress(self.sizes, spread(fresh)))
+
+    def kill(self, mask: int) -> tuple[int, int]:
+        """Mark the records in the mask dead; (records, bytes) that were live until now."""
+        count, size = self.weigh(mask)
+        if count:
+            self.dead |= mask
+            self.live -= count
+            self.live_bytes -= size
+            if self.file is not None:
+                self.file.live -= count
         return count, size
 
 

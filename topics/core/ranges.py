@@ -18,6 +18,8 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator
 
+from topics.core.bits import runs
+
 SEQ_MAX = 2**64 - 1
 
 
@@ -56,6 +58,23 @@ class SeqRanges:
                 raise ValueError(f"seq {seq} after {last}: not ascending")
         lasts.append(last)
         ranges._fill(firsts, lasts)
+        return ranges
+
+    @classmethod
+    def from_masks(cls, masks: Iterable[tuple[int, int]]) -> "SeqRanges":
+        """Of each (first seq, mask) the seqs whose bits are set. The masks are ascending and do not overlap."""
+        ranges = cls()
+        firsts, lasts = ranges._firsts, ranges._lasts
+        last = -2
+        for first, mask in masks:
+            ranges._count += mask.bit_count()
+            for low, high in runs(mask):
+                if first + low == last + 1:
+                    lasts[-1] = first + high - 1
+                else:
+                    firsts.append(first + low)
+                    lasts.append(first + high - 1)
+                last = first + high - 1
         return ranges
 
     def _fill(self, firsts: list[int], lasts: list[int]) -> None:

@@ -5,6 +5,7 @@ Bytes in, frozen values out; every rule about shape and size that does not need 
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -14,7 +15,7 @@ from topics import errors, limits
 from topics.core.config import ConfigPatch, parse_config
 from topics.core.idempotency import digest_record_key
 from topics.core.match import TagMatch, parse_match
-from topics.core.pieces import decode_pieces, is_utf8
+from topics.core.pieces import Reader, decode_pieces, find_non_utf8
 from topics.core.terms import check_term
 from topics.errors import TopicsError, invalid
 from topics.limits import Limits
@@ -131,12 +132,7 @@ def decode_append(
     records = parsed.records
     if not records:
         raise invalid("records must hold at least one record", field="records")
-    if len(records) > bounds.batch_records:
-        raise TopicsError(
-            errors.BATCH_TOO_LARGE,
-            f"{len(records)} records in one write; the limit is {bounds.batch_records}. Split the batch.",
-            {"records": len(records), "max": bounds.batch_records},
-        )
+    _check_count(len(records), bounds)
     dedups = []
     has_terms = False
     for index, record in enumerate(records):
@@ -173,13 +169,29 @@ def decode_append(
 
 
 def _decode_append(body: bytes | memoryview, bounds: Limits) -> AppendBody:
-    if isinstance(body, bytes) and 2 * limits.PIECE_BYTES < len(body) <= bounds.body_bytes and is_utf8(body):
-        decoded = decode_pieces(body, _records.decode, _append.decode)
-        if decoded is not None:
-            records, rest = decoded
-            return msgspec.structs.replace(rest, records=records + rest.records)
-    parsed: AppendBody = decode_body(_append, body, bounds)
-    return parsed
+    if len(body) <= 2 * limits.PIECE_BYTES:
+        parsed: AppendBody = decode_body(_append, body, bounds)
+        return parsed
+    _check_size(body, bounds)
+    whole = bytes(body)
+    reader = Reader(_records.decode, _append.decode, partial(_check_count, bounds=bounds), bounds.record_bytes)
+    bad = find_non_utf8(whole)
+    if bad is not None:
+        raise _not_utf8(bad)
+    try:
+        records, rest = decode_pieces(whole, reader)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _worded(error, whole) from None
+    return msgspec.structs.replace(rest, records=records)
+
+
+def _check_count(records: int, bounds: Limits) -> None:
+    if records > bounds.batch_records:
+        raise TopicsError(
+            errors.BATCH_TOO_LARGE,
+            f"{records} records in one write; the limit is {bounds.batch_records}. Split the batch.",
+            {"records": records, "max": bounds.batch_records},
+        )
 
 
 def _check_record(index: int, record: RecordIn, bounds: Limits) -> None:
@@ -288,25 +300,42 @@ def _given(raw: msgspec.Raw) -> bool:
 
 
 def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview, bounds: Limits) -> Any:
+    _check_size(body, bounds)
+    try:
+        # msgspec's Raw takes over invalid UTF-8 unseen, and one such record would poison every reader.
+        str(body, "utf-8")
+        return decoder.decode(body)
+    except UnicodeDecodeError as error:
+        raise _not_utf8(error.start) from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise _worded(error, bytes(body)) from None
+
+
+def _check_size(body: bytes | memoryview, bounds: Limits) -> None:
     if len(body) > bounds.body_bytes:
         raise TopicsError(
             errors.PAYLOAD_TOO_LARGE,
             f"the body is {len(body)} bytes; the limit is {bounds.body_bytes}",
             {"bytes": len(body), "max": bounds.body_bytes},
         )
-    try:
-        # msgspec's Raw takes over invalid UTF-8 unseen, and one such record would poison every reader.
-        str(body, "utf-8")
-        return decoder.decode(body)
-    except UnicodeDecodeError as error:
-        raise invalid(f"the body is not valid UTF-8 at byte {error.start}") from None
-    except msgspec.ValidationError as error:
-        raise _refused(str(error)) from None
-    except msgspec.DecodeError as error:
-        hint = " (half of a surrogate pair, such as \\ud800 alone, cannot be taken)" if _SURROGATE.search(body) else ""
-        raise invalid(f"the body is not valid JSON: {error}{hint}") from None
-    except RecursionError:
-        raise invalid("the body is nested too deeply") from None
+
+
+def _not_utf8(at: int) -> TopicsError:
+    return invalid(f"the body is not valid UTF-8 at byte {at}")
+
+
+def _worded(error: msgspec.DecodeError | RecursionError, body: bytes) -> TopicsError:
+    if isinstance(error, RecursionError):
+        return invalid("the body is nested too deeply")
+    if isinstance(error, msgspec.ValidationError):
+        return _refused(str(error))
+    hint = " (half of a surrogate pair, such as \\ud800 alone, cannot be taken)" if _has_surrogate(body) else ""
+    return invalid(f"the body is not valid JSON: {error}{hint}")
+
+
+def _has_surrogate(body: bytes) -> bool:
+    steps = range(0, len(body), limits.PIECE_BYTES)
+    return any(_SURROGATE.search(body, at, at + limits.PIECE_BYTES + 4) for at in steps)
 
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")

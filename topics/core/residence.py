@@ -81,7 +81,8 @@ def restore(topic: Topic, kept: Kept) -> None:
     topic.delete_below = kept.delete_below
     evicted = topic.evicted
     evicted.cap_seq, evicted.ttl_seq, evicted.ranges = kept.cap_seq, kept.ttl_seq, list(kept.evicted)
-    topic.strike(strikes_in(topic.chunks, _complement(kept.live, topic.head_seq)))
+    gone = _complement(kept.live, topic.head_seq)
+    topic.strike(strikes_in(topic.chunks, gone), gone)
     if kept.resident_last:
         topic.lose(kept.resident_first, kept.resident_last, CRASH)
 

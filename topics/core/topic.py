@@ -17,7 +17,7 @@ from topics.core.bits import runs, span
 from topics.core.block import Block
 from topics.core.chunk import Chunk, excess_in
 from topics.core.config import TopicConfig
-from topics.core.deletion import Deletion, Strike, strikes_in
+from topics.core.deletion import Deletion, Strike, Strikes, strikes_in
 from topics.core.idempotency import KeyWindow
 from topics.core.leases import Leases
 from topics.core.loss import CAP, TTL, Evicted, Holes, Tombstone, find_gap
@@ -302,13 +302,15 @@ class Topic:
             self._kill(chunk, 0, high)
 
     def _kill(self, chunk: Chunk, low: int, high: int) -> int:
-        count, size = chunk.kill(low, high)
+        count, size = chunk.kill(span(low, high))
         self.count -= count
         self.bytes -= size
         return count
 
     def _pop_dead_front(self) -> None:
-        if self.chunks and not self.chunks[0].live:
+        if not self.count:
+            self._drop_front(len(self.chunks))
+        elif not self.chunks[0].live:
             alive = (index for index, chunk in enumerate(self.chunks) if chunk.live)
             self._drop_front(next(alive, len(self.chunks)))
 
@@ -374,51 +376,61 @@ class Topic:
             _, deleted = self._drop_front(bisect_left(self.chunks, before_seq, key=_last_seq))
             if self.chunks and self.chunks[0].first_seq < before_seq:
                 deleted += self._kill(self.chunks[0], 0, before_seq - self.chunks[0].first_seq)
-        if prepared is not None:
-            deleted += self.strike(prepared.strikes_in(self.chunks))
-        elif ranges is not None:
-            deleted += self.strike(strikes_in(self.chunks, ranges))
+        if ranges is not None:
+            strikes = prepared.still_in(self.chunks) if prepared is not None else strikes_in(self.chunks, ranges)
+            deleted += self.strike(strikes, ranges)
         if self.expiries is not None and ranges is not None:
             lifetimes.forget(self, ranges)
         self._pop_dead_front()
         return deleted
 
-    def strike(self, strikes: Iterator[Strike]) -> int:
-        """Set the bits that a delete has come to; how many records went."""
-        deleted = 0
-        for chunk, _, mask, count, size in strikes:
-            if not count:
+    def strike(self, strikes: Strikes, ranges: SeqRanges) -> int:
+        """Set what a delete of these ranges has come to; how many records went. No reader sees a half of it."""
+        changed: list[Strike] = []
+        flips = self.flips if self.flips is not None else []
+        for strike in strikes.items:
+            chunk, before, after, records, size = strike
+            if chunk.dead is not before or chunk.gone:
+                changed.append(strike)
                 continue
-            chunk.dead |= mask
-            chunk.live -= count
+            chunk.dead = after
+            chunk.live -= records
             chunk.live_bytes -= size
-            self.bytes -= size
-            deleted += count
-            if chunk.file is not None:
-                chunk.file.live -= count
-                if not chunk.flags_dirty:
-                    chunk.flags_dirty = True
-                    self.flips = self.flips if self.flips is not None else []
-                    self.flips.append(chunk)
-        self.count -= deleted
+            if not chunk.flags_dirty and chunk.file is not None:
+                chunk.flags_dirty = True
+                flips.append(chunk)
+        self.flips = flips or None
+        for strike in changed:
+            strikes.leave_out(strike)
+        for file, records in strikes.by_file.items():
+            file.live -= records
+        self.count -= strikes.records
+        self.bytes -= strikes.size
+        deleted = strikes.records
+        for strike in changed:  # another delete has hit it since, or a checkpoint has put others in its place
+            first, last = strike[0].first_seq, strike[0].last_seq
+            deleted += self.strike(strikes_in(self.chunks, ranges, first, last), ranges)
         return deleted
 
-    def unflipped(self) -> SeqRanges:
-        """Deleted seqs that the flags in their files do not show yet; some may have expired or been evicted."""
-        ranges = SeqRanges()
-        for chunk in self.flips or ():
-            for low, high in runs(chunk.dead):
-                ranges.add(chunk.first_seq + low, chunk.first_seq + high - 1)
-        return ranges
+    def owe_flags(self, chunk: Chunk) -> None:
+        """The flags in the chunk's file are to be written by the next checkpoint."""
+        chunk.flags_dirty = True
+        if self.flips is None:
+            self.flips = []
+        self.flips.append(chunk)
 
     def prune(self) -> None:
-        """Forget chunks inside the log that have no live record left."""
-        for chunk in self.chunks:
-            if not chunk.live and self.spent is not None:
-                self.spent.append(chunk)
-            elif not chunk.live:
-                release(chunk)
+        """Forget chunks inside the log that have no live record left. Many at once give their files back later."""
+        dead = [chunk for chunk in self.chunks if not chunk.live]
+        if not dead:
+            return
         self.chunks = [chunk for chunk in self.chunks if chunk.live]
+        if self.spent is not None:
+            self.spent += dead
+            return
+        for chunk in dead:
+            chunk.gone = True
+        self._set_aside(dead)
 
     def split_tags(self) -> tuple[list[TagGeneration], TagGeneration | None]:
         """The tag index of records that no segment covers yet: generations that have ended, and the one that grows."""

@@ -7,7 +7,7 @@ import trio
 from topics import errors, limits
 from topics.aside import run_aside
 from topics.errors import TopicsError, invalid
-from topics.gateway.messages import Request, Response
+from topics.gateway.messages import Parts, Request, Response
 
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -18,7 +18,14 @@ _inflating = trio.CapacityLimiter(limits.INFLATE_THREADS)
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, inflated. Whatever can be refused by the head alone is refused before a byte is read."""
+    """The body, inflated."""
+    body = await read_parts(request, limit)
+    return body if isinstance(body, bytes) else b"".join(body)
+
+
+async def read_parts(request: Request, limit: int) -> Parts:
+    """The body, inflated; a large one as it came, in parts. Whatever can be refused by the head alone is refused before
+    a byte is read."""
     headers = request.headers
     length = headers.get(b"content-length")
     if length is not None:
@@ -31,8 +38,9 @@ async def read_body(request: Request, limit: int) -> bytes:
     if length is None and body:
         check_type(headers.get(b"content-type"))
     if gzipped and body:
-        body = await inflate(body, limit)
-        request.reserve(len(body))
+        inflated = await inflate(body, limit)
+        request.reserve(len(inflated))
+        return inflated
     return body
 
 
@@ -73,9 +81,9 @@ def _unsupported(message: str) -> TopicsError:
     return TopicsError(errors.UNSUPPORTED_MEDIA_TYPE, message)
 
 
-async def inflate(body: bytes, limit: int) -> bytes:
+async def inflate(body: Parts, limit: int) -> bytes:
     """At most `limit` bytes are ever inflated, so a bomb costs no more than an honest body."""
-    if len(body) <= limits.GZIP_THREAD_BYTES // 8:
+    if isinstance(body, bytes) and len(body) <= limits.GZIP_THREAD_BYTES // 8:
         # Even so little may inflate to a thousand times as much: the loop only gives it a small chance.
         whole = _inflate(body, limit, stop_at=limits.GZIP_THREAD_BYTES * 4)
         if whole is not None:
@@ -85,8 +93,9 @@ async def inflate(body: bytes, limit: int) -> bytes:
     return whole
 
 
-def _inflate(body: bytes, limit: int, stop_at: int | None = None) -> bytes | None:
+def _inflate(packed: Parts, limit: int, stop_at: int | None = None) -> bytes | None:
     """All members of a gzip file; None if that would be more than `stop_at` bytes."""
+    body = packed if isinstance(packed, bytes) else b"".join(packed)
     parts: list[bytes] = []
     have = 0
     most = limit if stop_at is None else min(limit, stop_at)

@@ -100,7 +100,7 @@ class Express(Told):
             bodies.check_type(request.headers.get(b"content-type"))
         body = incoming.peek()
         if not question.waits(body):
-            method, head, deadline_ms, _, self._gives = question
+            method, head, deadline_ms, _, _, self._gives = question
             if client.server.gateway.shards.begin(request.name, self, method, head, body, deadline_ms):
                 client.express = self
                 return True

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
+from topics import limits
 from topics.errors import TopicsError
 from topics.gateway.bodies import too_large
-from topics.gateway.messages import ClientGone
+from topics.gateway.messages import ClientGone, Parts
 from topics.gateway.parser import Incoming
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ class HotBody:
         self._connection = connection
         self._incoming = incoming
 
-    async def read(self, limit: int) -> bytes:
+    async def read(self, limit: int) -> Parts:
         incoming = self._incoming
         while not incoming.complete:
             if incoming.received > limit:
@@ -32,7 +33,7 @@ class HotBody:
             self._connection.visitor.reserve(incoming.received)
         if incoming.received > limit:
             raise too_large(limit)
-        return incoming.take()
+        return incoming.take() if incoming.received <= limits.BODY_JOIN_BYTES else incoming.take_parts()
 
     async def while_connected(self, work: Callable[[], Awaitable[T]]) -> T:
         result: T | None = None

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from topics.gateway.visitor import Visitor
 
 T = TypeVar("T")
+Parts = bytes | list[bytes]  # of a body; to put the parts of a large one together takes a while
 JSON = b"application/json"
 WEBSOCKET_VERSION = b"13"
 
@@ -38,8 +39,9 @@ class Refusal(TopicsError):
 class Source(Protocol):
     """Where a request's body comes from."""
 
-    async def read(self, limit: int) -> bytes:
-        """The whole body. Raises Refusal 413 as soon as it is longer than `limit`, 408 if the client stalls."""
+    async def read(self, limit: int) -> Parts:
+        """The whole body, a large one in parts. Raises Refusal 413 as soon as it is longer than `limit`, 408 if the
+        client stalls."""
 
     async def while_connected(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run `work`, cancelled as soon as the client is gone (ClientGone, or the cancellation of this task)."""

@@ -62,8 +62,12 @@ class Incoming:
         return self.parts[0] if self.parts else b""
 
     def take(self) -> bytes:
-        parts, self.parts = self.parts, []
+        parts = self.take_parts()
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def take_parts(self) -> list[bytes]:
+        parts, self.parts = self.parts, []
+        return parts
 
     def head_bytes(self, without: bytes = b"") -> bytes:
         """The head again, to be parsed by somebody else."""

@@ -9,12 +9,13 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from topics import limits
-from topics.gateway.bodies import read_body
+from topics.gateway.bodies import read_body, read_parts
 from topics.gateway.dispatch import Gateway
 from topics.gateway.long_poll import long_poll
 from topics.gateway.messages import Request, Response
 from topics.gateway.routing import Handle, Route
 from topics.rpc.open_calls import Reply
+from topics.rpc.wire import Body
 
 
 class Question(NamedTuple):
@@ -22,6 +23,7 @@ class Question(NamedTuple):
     head: Mapping[str, Any]
     deadline_ms: int = limits.CALL_DEADLINE_MS
     wait_ms_max: int = 0  # how long the shard may wait on top of that, if the body says so
+    large: bool = False  # whether the body may be as large as that of an append
     gives: bool = False  # whether the answer gives something away, which is to come back if the client is gone by then
 
     def waits(self, body: bytes) -> bool:
@@ -39,9 +41,11 @@ def asking_route(method: str, template: str, ask: Ask, needs: str) -> Route:
 def asking(ask: Ask) -> Handle:
     async def handle(gateway: Gateway, request: Request) -> Response:
         question = ask(request)
-        body = await read_body(request, gateway.limits.body_bytes)
-        method, head, deadline_ms, wait_ms_max, _ = question
-        if question.waits(body):
+        method, head, deadline_ms, wait_ms_max, large, _ = question
+        body: Body
+        if large:
+            body = await read_parts(request, gateway.limits.body_bytes)
+        elif question.waits(body := await read_body(request, gateway.limits.request_bytes)):
             wait = partial(long_poll, gateway, request.name, method, head, body, deadline_ms + wait_ms_max)
             return answer_of(await request.source.while_connected(wait))
         call = partial(gateway.shards.call, request.name, method, head, body, deadline_ms)

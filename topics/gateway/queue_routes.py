@@ -69,7 +69,7 @@ async def work(gateway: Gateway, request: Request) -> Response:
 async def redrive(gateway: Gateway, request: Request) -> Response:
     """The destination is named in the body, so that has to be looked at for the key's prefixes."""
     name = check_topic_name(request.name)
-    body = await read_body(request, gateway.limits.body_bytes)
+    body = await read_body(request, gateway.limits.request_bytes)
     authorise(request.principal, 0, decode_redrive(body, name, gateway.limits).to)
     reply = await gateway.shards.call(name, "redrive", {"topic": name}, body, REDRIVE_DEADLINE_MS)
     return Response(reply.body, 200, reply.head["perf"])

@@ -33,7 +33,7 @@ _encode = msgspec.json.Encoder().encode
 
 async def put(gateway: Gateway, request: Request) -> Response:
     name = check_router_name(request.name)
-    wanted, create_dest = parse_router(await read_body(request, gateway.limits.body_bytes))
+    wanted, create_dest = parse_router(await read_body(request, gateway.limits.request_bytes))
     authorise(request.principal, 0, wanted.source, wanted.dest)
     assert gateway.control is not None
     async with gateway.control.held():

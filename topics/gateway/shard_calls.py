@@ -10,6 +10,7 @@ from topics.errors import TopicsError
 from topics.ids import slot_of
 from topics.rpc.open_calls import Reply, Told
 from topics.rpc.peer import Peer
+from topics.rpc.wire import Body
 
 
 class Shards:
@@ -24,7 +25,7 @@ class Shards:
         name: str,
         method: str,
         head: Mapping[str, Any],
-        body: bytes = b"",
+        body: Body = b"",
         deadline_ms: int = limits.CALL_DEADLINE_MS,
     ) -> Reply:
         """Call the owner of `name`. PeerLost and DeadlineExceeded are `not_ready`."""

@@ -19,7 +19,7 @@ from topics.keys import ADMIN
 
 async def put(gateway: Gateway, request: Request) -> Response:
     name = check_topic_name(request.name)
-    body = await read_body(request, gateway.limits.body_bytes)
+    body = await read_body(request, gateway.limits.request_bytes)
     head: dict[str, Any] = {"topic": name}
     if request.principal.prefixes:
         head["prefixes"] = request.principal.prefixes
@@ -48,7 +48,7 @@ def append(request: Request) -> Question:
         head["may_configure"] = False  # only the shard looks into the body
     if request.principal.prefixes:
         head["prefixes"] = request.principal.prefixes
-    return Question("append", head)
+    return Question("append", head, large=True)
 
 
 def diff(request: Request) -> Question:
@@ -66,7 +66,7 @@ async def seek(gateway: Gateway, request: Request) -> Response:
 
 async def delete(gateway: Gateway, request: Request) -> Response:
     name = check_topic_name(request.name)
-    body = await read_body(request, gateway.limits.body_bytes)
+    body = await read_body(request, gateway.limits.request_bytes)
     reply = await gateway.shards.call(name, "delete", {"topic": name}, body)
     return Response(reply.body, 200, reply.head["perf"])
 

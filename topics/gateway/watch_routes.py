@@ -27,7 +27,7 @@ _encode = msgspec.json.Encoder().encode
 async def create(gateway: Gateway, request: Request) -> Response:
     live = live_of(gateway)
     lenient = request.flag("lenient", False)
-    subscription, starts = watching.parse_watch(await read_body(request, gateway.limits.body_bytes), gateway.limits)
+    subscription, starts = watching.parse_watch(await read_body(request, gateway.limits.request_bytes), gateway.limits)
     authorise(request.principal, 0, *starts)
     found = await live.places(starts)
     for topic in starts:

@@ -14,6 +14,7 @@ import msgspec
 import trio
 
 from topics import errors, limits
+from topics.aside import run_aside
 from topics.core.names import check_topic_name
 from topics.core.watching import Start, check_starts, checked_view
 from topics.errors import TopicsError, invalid, topic_not_found
@@ -141,6 +142,11 @@ class WsSession:
 
     # --- commands in ------------------------------------------------------------------------------------------------
 
+    async def _decode(self, text: bytes) -> tuple[Head, Any]:
+        if len(text) <= limits.THREAD_BODY_BYTES:
+            return ws_frames.decode(text, self._gateway.limits)
+        return await run_aside(ws_frames.decode, text, self._gateway.limits)
+
     async def _receive(self, socket: Socket, nursery: trio.Nursery) -> None:
         while True:
             message = await socket.receive()
@@ -150,8 +156,7 @@ class WsSession:
             try:
                 text = _text(message)
                 memory.reserve(len(text))
-                head = ws_frames.decode_head(text, self._gateway.limits)
-                command = ws_frames.decode_command(head.op, text, self._gateway.limits)
+                head, command = await self._decode(text)
             except TopicsError as error:
                 self._busy.release()
                 memory.leave()

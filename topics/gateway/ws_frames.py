@@ -127,15 +127,12 @@ _commands: dict[str, msgspec.json.Decoder[Any]] = {
 _encode = msgspec.json.Encoder().encode
 
 
-def decode_head(message: bytes, bounds: Limits) -> Head:
+def decode(message: bytes, bounds: Limits) -> tuple[Head, Any]:
+    """What is asked for, and the command itself."""
     head: Head = decode_body(_head, message, bounds)
     if head.op not in _commands:
         raise invalid(f"op must be one of {', '.join(_commands)}", field="op")
-    return head
-
-
-def decode_command(op: str, message: bytes, bounds: Limits) -> Any:
-    return decode_body(_commands[op], message, bounds)
+    return head, decode_body(_commands[head.op], message, bounds)
 
 
 def _opened(op: str, request_id: RequestId) -> bytes:

@@ -28,13 +28,13 @@ Handler = Callable[["Call"], None]
 
 class Call:
     __slots__ = (
+        "_body",
         "_callbacks",
         "_credits",
         "_id",
         "_link",
         "_lot",
         "_unheard",
-        "body",
         "cancelled",
         "deadline_ms",
         "expires",
@@ -49,14 +49,14 @@ class Call:
         call_id: int,
         method: str,
         head: dict[str, Any],
-        body: bytes,
+        body: bytes | list[bytes],
         credits: int,
         deadline_ms: int | None,
         expires: float,
     ) -> None:
         self.method = method
         self.head = head
-        self.body = body
+        self._body = body
         self.deadline_ms = deadline_ms  # what was left of the caller's deadline when it sent the call
         self.expires = expires
         self.cancelled = False  # nobody waits for an answer any more
@@ -67,6 +67,21 @@ class Call:
         self._lot = trio.lowlevel.ParkingLot() if credits else None  # senders that wait for credits
         self._callbacks: list[Callable[[], object]] | None = None
         self._unheard: Callable[[], object] | None = None
+
+    @property
+    def body(self) -> bytes:
+        """One that is `in_parts` is put together now, which is work for a thread."""
+        if isinstance(self._body, list):
+            self._body = b"".join(self._body)
+        return self._body
+
+    @property
+    def in_parts(self) -> bool:
+        return isinstance(self._body, list)
+
+    @property
+    def body_bytes(self) -> int:
+        return sum(map(len, self._body)) if isinstance(self._body, list) else len(self._body)
 
     def reply(self, head: Mapping[str, Any], body: Body = b"") -> None:
         """Answer; ends a stream too. What cannot be sent (too large, not msgpack) becomes an error at the caller."""

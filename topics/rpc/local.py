@@ -73,7 +73,7 @@ class LocalCall(Call):
     def __init__(
         self, tasks: trio.Nursery, method: str, head: dict[str, Any], body: bytes, deadline_ms: int | None
     ) -> None:
-        self.method, self.head, self.body = method, head, body
+        self.method, self.head, self._body = method, head, body
         self.deadline_ms, self.expires = deadline_ms, inf
         self.cancelled = self.finished = False
         self.answer: Reply | TopicsError | None = None

@@ -43,7 +43,7 @@ class ServerConnection(Link[Call]):
         while outbox.queued_bytes > queue_bytes:
             await self.room.park()
 
-    def _dispatch(self, kind: int, call_id: int, head: Any, body: bytes) -> None:
+    def _dispatch(self, kind: int, call_id: int, head: Any, body: bytes | list[bytes]) -> None:
         if kind == CALL:
             self._open(call_id, head, body)
         elif kind == CANCEL:
@@ -53,7 +53,7 @@ class ServerConnection(Link[Call]):
         else:
             raise ProtocolError(f"a client does not send frames of kind {kind}")
 
-    def _open(self, call_id: int, head: Any, body: bytes) -> None:
+    def _open(self, call_id: int, head: Any, body: bytes | list[bytes]) -> None:
         method, deadline_ms, credits, fields = self._check_call(call_id, head)
         expires = inf if deadline_ms is None else self.expiry(deadline_ms)
         call = Call(self, call_id, method, fields, body, credits, deadline_ms, expires)

@@ -36,4 +36,5 @@ class Capture(msgspec.Struct):
     packs_from: int  # as the topic's, once this is installed
     digests: list[bytes]  # idempotency keys that no checkpoint has stored yet
     keys: bytes  # and what is remembered of them
+    flips: list[tuple[Chunk, int]]  # stored chunks whose delete flags are behind, with what was dead in them
     outputs: list[Output] = []

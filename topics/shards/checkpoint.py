@@ -27,6 +27,7 @@ import logging
 import os
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -35,6 +36,7 @@ from topics import limits
 from topics.core.bits import span
 from topics.core.blockform import flags_from_mask
 from topics.core.chunk import Chunk, DataFile
+from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.limits import Limits
 from topics.shards import datafile, snapshot, wal
@@ -52,16 +54,16 @@ log = logging.getLogger(__name__)
 Unneeded = list[tuple[Topic, list[Chunk]]]  # dead chunks of sources that no destination will want (remains.py)
 PACK_CHUNKS_MAX = 64  # chunks of one topic in packs before they are rewritten as one run
 PACKS_MAX = 32  # packs of a shard before the emptiest are merged
+FLIP_STEP = 64  # chunks whose delete flags are seen to before others get their turn
 PACK_MERGE_BYTES = 8 * limits.MIB  # what one checkpoint rewrites at most to merge packs
 
 
 class Flip(msgspec.Struct):
     """Delete flags of one stored chunk, as they are at capture."""
 
-    topic: Topic
     chunk: Chunk
+    dead: int
     handle: File | None  # None in the cold tier: the commit has them
-    flags: bytes
     done: bool = False
 
 
@@ -76,7 +78,7 @@ class Checkpoint:
         self.dirty, engine.dirty = engine.dirty, set()
         self.removed, engine.removed_topics = engine.removed_topics, []
         self.captures: list[Capture] = []
-        self.flips: list[Flip] = []
+        self.flips: dict[Topic, list[Flip]] = {}
         self.commit = snapshot.Commit()
         self.commit.cut_lsn = engine.log.durable_lsn  # everything up to here is applied
         self.retired: list[DataFile] = []
@@ -102,6 +104,8 @@ class Checkpoint:
         for topic in topics:
             self._capture(topic)
             yield
+        for capture in self.captures:
+            yield from self._take_flips(capture)
         state = self._store.engine.state
         commit = self.commit
         commit.next_topic_id, commit.next_epoch = state.next_topic_id, state.next_epoch
@@ -124,16 +128,17 @@ class Checkpoint:
         return is_unused(info) and info.kind == SEGMENT and owner is not None and not owner.dirty
 
     def _capture(self, topic: Topic) -> None:
+        """All of one instant, and quick however many records there are."""
         topic.dirty = False
         if not topic.published:  # its creation is not durable yet
             self._store.engine.dirty.add(topic)
             topic.dirty = True
             return
-        if topic.flips:
+        flips = [(chunk, chunk.dead) for chunk in topic.flips or ()]
+        topic.flips = None
+        if flips:
             topic.prune()  # a stored chunk without a live record no longer holds its file
-            topic.flips = [chunk for chunk in topic.flips if self._is_stored(chunk)]
-            self.flips += [self._flip_of(topic, chunk) for chunk in topic.flips]
-            topic.flips = [chunk for chunk in topic.flips if chunk.file is not None and not chunk.file.cold]
+            self._store.engine.graves.note(topic)
         sources, segment, whole = self._sources(topic)
         if sources:
             topic.close_tags()
@@ -141,22 +146,31 @@ class Checkpoint:
             topic.chunks[-1].open = False
         packs_from = self._store.next_file_id if whole else topic.packs_from
         entry = snapshot.encode_topic(topic, packs_from)
-        topic.flips = None
         last_seq = topic.resident_from - 1 if topic.resident_from else topic.head_seq
         digests, keys = _take_keys(topic)
-        self.captures.append(Capture(topic, entry, sources, last_seq, segment, packs_from, digests, keys))
+        self.captures.append(Capture(topic, entry, sources, last_seq, segment, packs_from, digests, keys, flips))
         self.needs_lsn = max(self.needs_lsn, topic.applied_lsn)
 
     def _is_stored(self, chunk: Chunk) -> bool:
         """Whether its file stays for now: a chunk that is dead as a whole still stands in it."""
         return chunk.file is not None and chunk.file.id in self._store.data_files and chunk.file.id not in self._unused
 
-    def _flip_of(self, topic: Topic, chunk: Chunk) -> Flip:
+    def _take_flips(self, capture: Capture) -> Iterator[None]:
+        """Only those in files that stay."""
+        if not capture.flips:
+            return
+        flips = self.flips[capture.topic] = []
+        for index, (chunk, dead) in enumerate(capture.flips):
+            if self._is_stored(chunk):
+                flips.append(self._flip_of(chunk, dead))
+            if index % FLIP_STEP == FLIP_STEP - 1:
+                yield
+
+    def _flip_of(self, chunk: Chunk, dead: int) -> Flip:
         file = chunk.file
         assert file is not None
-        self._cold_deletes.note(file, chunk.first_seq, chunk.dead)
-        handle = None if file.cold else self._store.handles.get(file)
-        return Flip(topic, chunk, handle, flags_from_mask(chunk.dead, len(chunk)))
+        self._cold_deletes.note(file, chunk.first_seq, dead)
+        return Flip(chunk, dead, None if file.cold else self._store.handles.get(file))
 
     def _sources(self, topic: Topic) -> tuple[list[Source], bool, bool]:
         """The chunks to write: those that are only in memory, or the whole unsealed end of the log.
@@ -176,15 +190,20 @@ class Checkpoint:
             dead = [chunk for chunk in topic.spent if self._is_kept(topic, chunk)]
             unsealed = sorted(unsealed + dead, key=lambda chunk: chunk.first_seq)
         fresh = [chunk for chunk in unsealed if chunk.file is None]
-        records = sum(map(len, unsealed))
-        size = sum(sum(chunk.sizes) for chunk in unsealed)
-        segment = records >= self._bounds.segment_events or size >= min(
-            limits.PACK_TOPIC_BYTES, self._bounds.segment_bytes
-        )
-        segment = segment or (bool(unsealed) and self._aged(topic, unsealed[0]))
+        segment = self._fills_segment(unsealed) or (bool(unsealed) and self._aged(topic, unsealed[0]))
         if not segment and len(unsealed) - len(fresh) < PACK_CHUNKS_MAX and not self._rewrites(unsealed):
             return self._sources_of(topic, fresh), False, False
         return self._sources_of(topic, unsealed), segment, True
+
+    def _fills_segment(self, chunks: list[Chunk]) -> bool:
+        """Whether they are worth a segment of their own. No need to add up what is far more than that."""
+        records, size = self._bounds.segment_events, min(limits.PACK_TOPIC_BYTES, self._bounds.segment_bytes)
+        for chunk in chunks:
+            records -= len(chunk)
+            size -= sum(chunk.sizes)
+            if records <= 0 or size <= 0:
+                return True
+        return False
 
     def _sources_of(self, topic: Topic, chunks: list[Chunk]) -> list[Source]:
         spent = {id(chunk) for chunk in topic.spent or ()}  # all dead, although nobody wrote that down one by one
@@ -248,10 +267,18 @@ class Checkpoint:
         self.commit.next_file_id = self._store.next_file_id
         try:
             keys = [(c.topic.id, c.keys) for c in self.captures if c.keys]
-            self._store.snapshot_log.commit(((c.topic.id, c.entry) for c in self.captures), self.commit, keys)
+            self._store.snapshot_log.commit(((c.topic.id, self._entry_of(c)) for c in self.captures), self.commit, keys)
         finally:
             self.committing = self._store.snapshot_log.in_doubt
         self._flip()
+
+    def _entry_of(self, capture: Capture) -> bytes:
+        flips = [flip for flip in self.flips.get(capture.topic, ()) if flip.handle is not None]
+        if not flips:
+            return capture.entry
+        flips.sort(key=lambda flip: flip.chunk.first_seq)
+        unflipped = SeqRanges.from_masks((flip.chunk.first_seq, flip.dead) for flip in flips)
+        return snapshot.lay_over(capture.entry, unflipped)
 
     def _write_segments(self, files: Files, capture: Capture, blocks: list[Stored]) -> list[Stored]:
         """Store full segments; what is left over and small goes to the pack."""
@@ -299,7 +326,7 @@ class Checkpoint:
     def _flip(self) -> None:
         """Write delete flags in place, then sync each touched file once. If that fails the snapshot still knows."""
         by_file: dict[int, list[Flip]] = defaultdict(list)
-        for flip in self.flips:
+        for flip in chain.from_iterable(self.flips.values()):
             flip.done = flip.handle is None
             if not flip.done:
                 by_file[id(flip.handle)].append(flip)
@@ -308,8 +335,8 @@ class Checkpoint:
             assert handle is not None
             try:
                 for flip in flips:
-                    chunk = flip.chunk
-                    handle.write_at(chunk.offset + chunk.length - len(flip.flags), [flip.flags])
+                    chunk, n = flip.chunk, len(flip.chunk)
+                    handle.write_at(chunk.offset + chunk.length - n, [flags_from_mask(flip.dead, n)])
                 handle.sync()
             except OSError as error:
                 log.warning("delete flags could not be written, the next checkpoint tries again: %s", error)
@@ -327,10 +354,8 @@ class Checkpoint:
         for twin in self.commit.changed:
             info = store.data_files[twin.id]
             info.cold, info.deleted = True, twin.deleted
-        for flip in self.flips:
-            flip.chunk.flags_dirty = False
-            if not flip.done or flip.flags != flags_from_mask(flip.chunk.dead, len(flip.chunk)):
-                _owe_flip(store, flip)
+        for topic, flips in self.flips.items():
+            yield from _settle_flips(store, topic, flips)
         for capture in self.captures:
             if store.engine.state.by_id.get(capture.topic.id) is capture.topic:
                 capture.topic.packs_from = capture.packs_from
@@ -350,9 +375,10 @@ class Checkpoint:
                 engine.dirty.add(topic)
         engine.removed_topics = self.removed + engine.removed_topics
         self._store.copied += self.moves
-        for flip in self.flips:
-            _owe_flip(self._store, flip)
         for capture in self.captures:
+            for chunk, _ in capture.flips:
+                if self._is_stored(chunk):
+                    _owe_flags(self._store, capture.topic, chunk)
             if capture.digests and capture.topic.keys is not None:
                 capture.topic.keys.give_back(capture.digests)
         _remove(self._store.files, self.commit.added)
@@ -418,14 +444,21 @@ def _take_keys(topic: Topic) -> tuple[list[bytes], bytes]:
     return digests, topic.keys.encode(digests)
 
 
-def _owe_flip(store: "Store", flip: Flip) -> None:
-    """The next checkpoint of the topic writes the flags again."""
-    topic = flip.topic
+def _settle_flips(store: "Store", topic: Topic, flips: list[Flip]) -> Iterator[None]:
+    """What was deleted meanwhile, or could not be written, is owed to the next checkpoint."""
+    for index, flip in enumerate(flips):
+        flip.chunk.flags_dirty = False
+        if not flip.done or flip.dead != flip.chunk.dead:
+            _owe_flags(store, topic, flip.chunk)
+        if index % FLIP_STEP == FLIP_STEP - 1:
+            yield
+
+
+def _owe_flags(store: "Store", topic: Topic, chunk: Chunk) -> None:
+    """The next checkpoint of the topic writes the chunk's flags again."""
     if topic.id not in store.engine.state.by_id:
         return
-    if not flip.chunk.flags_dirty or flip.chunk not in (topic.flips or ()):
-        flip.chunk.flags_dirty = True
-        topic.flips = [*(topic.flips or []), flip.chunk]
+    topic.owe_flags(chunk)
     if not topic.dirty:
         topic.dirty = True
         store.engine.dirty.add(topic)

@@ -8,7 +8,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from topics.core.bits import runs
 from topics.core.chunk import Chunk
 from topics.core.topic import Topic, release
 from topics.shards.captures import Capture, Output
@@ -76,8 +75,7 @@ def _take_over(topic: Topic, output: Output, old: list[Chunk]) -> bool:
     chunk = output.chunk
     n = len(chunk)
     dead = ~_alive(chunk, old) & ((1 << n) - 1)
-    for low, high in runs(dead):
-        chunk.kill(low, high)
+    chunk.kill(dead)
     chunk.file = output.info
     if not chunk.live and topic.spent is None:
         chunk.gone = True
@@ -88,8 +86,7 @@ def _take_over(topic: Topic, output: Output, old: list[Chunk]) -> bool:
             chunk.block = None  # whoever wants it reads the file
             topic.spent.append(chunk)
     if dead & ~output.dead:  # deleted since capture: the log still knows, the file does not
-        chunk.flags_dirty = True
-        topic.flips = [*(topic.flips or []), chunk]
+        topic.owe_flags(chunk)
     return chunk.live > 0
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from topics import limits
 from topics.clock import Clock
 from topics.core import derivation, lifetimes
+from topics.core.bits import span
 from topics.core.chunk import Chunk, DataFile
 from topics.core.events import IDLE, CreatedAndAppended, Event, Marked, RangeLost, WentIdle, decode_event
 from topics.core.loss import CORRUPT, CRASH
@@ -166,7 +167,7 @@ def _load_chunks(
                 topic = state.by_id.get(entry.topic_id)
                 if topic is not None and _counts(topic, chunk) and not _is_superseded(topic, info):
                     info.live += chunk.live
-                    _kill_mask(chunk, datafile.read_flags(handle, chunk))
+                    chunk.kill(datafile.read_flags(handle, chunk))
                     _lay_over(topic, chunk, unflipped[topic.id])
                     found[entry.topic_id].append(chunk)
         finally:
@@ -189,7 +190,7 @@ def _load_cold(
     for _, chunk in datafile.chunks_of(info, index):
         if _counts(topic, chunk):
             info.live += chunk.live
-            _kill_mask(chunk, deleted.bits(chunk.first_seq, len(chunk))[0])
+            chunk.kill(deleted.bits(chunk.first_seq, len(chunk))[0])
             found[topic.id].append(chunk)
     return bool(index.lost_bytes)
 
@@ -234,24 +235,13 @@ def _is_superseded(topic: Topic, info: DataFile) -> bool:
     return info.kind == datafile.PACK and info.id < topic.packs_from
 
 
-def _kill_mask(chunk: Chunk, mask: int) -> None:
-    while mask:
-        bit = mask & -mask
-        index = bit.bit_length() - 1
-        chunk.kill(index, index + 1)
-        mask ^= bit
-
-
 def _lay_over(topic: Topic, chunk: Chunk, deleted: SeqRanges) -> None:
     """Kill what the snapshot knows to be deleted. Its flags are owed again, even if they can be read: not all that can
     be read was synced by the process that wrote it."""
-    if not deleted.count_between(chunk.first_seq, chunk.last_seq):
-        return
-    for index in range(len(chunk)):
-        if chunk.first_seq + index in deleted:
-            chunk.kill(index, index + 1)
-    chunk.flags_dirty = True
-    topic.flips = [*(topic.flips or ()), chunk]
+    mask, _ = deleted.bits(chunk.first_seq, len(chunk))
+    if mask:
+        chunk.kill(mask)
+        topic.owe_flags(chunk)
 
 
 def _attach(topic: Topic, chunks: list[Chunk]) -> None:
@@ -268,9 +258,10 @@ def _attach(topic: Topic, chunks: list[Chunk]) -> None:
         kept.append(chunk)
     for chunk in kept:
         if chunk.first_seq < floor:
-            chunk.kill(0, min(len(chunk), floor - chunk.first_seq))
+            chunk.kill(span(0, min(len(chunk), floor - chunk.first_seq)))
         for hole in topic.holes.within(chunk.first_seq, chunk.last_seq):
-            chunk.kill(max(0, hole.first - chunk.first_seq), min(len(chunk), hole.last - chunk.first_seq + 1))
+            low, high = max(0, hole.first - chunk.first_seq), min(len(chunk), hole.last - chunk.first_seq + 1)
+            chunk.kill(span(low, high))
         if chunk.live:
             _file_of(chunk).chunks += 1
             topic.chunks.append(chunk)

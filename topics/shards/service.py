@@ -239,7 +239,7 @@ class Service:
     def append(self, call: Call) -> None:
         head = read_head(call.head, AppendHead)
         name = check_topic_name(head.topic)
-        if _takes_long(call.body):
+        if call.in_parts or _takes_long(call.body):
             call.run(self._append_large, call, head, name)
             return
         request = _decode(call.body, name, head, self._store.bounds)
@@ -255,7 +255,7 @@ class Service:
 
     def _append_held(self, call: Call, head: AppendHead, name: str, request: Append) -> None:
         """A write that has to wait for a large one: its body counts too."""
-        give_back = self.bodies.take(len(call.body))
+        give_back = self.bodies.take(call.body_bytes)
         try:
             done = _before(give_back, self._answer_append(call, head))
             self._engine.append(name, request, done, _before(give_back, call.fail))
@@ -265,7 +265,7 @@ class Service:
 
     async def _append_later(self, call: Call, head: AppendHead, name: str, request: Append) -> None:
         """A write that would rather wait than hear that the log queue is full."""
-        give_back = self.bodies.take(len(call.body))
+        give_back = self.bodies.take(call.body_bytes)
         try:
             await self._wait_for_room()
         finally:
@@ -305,9 +305,9 @@ class Service:
 
     async def _append_large(self, call: Call, head: AppendHead, name: str) -> None:
         """Decode and render a large write in a thread. Its body counts until it is logged or refused."""
-        give_back = self.bodies.take(len(call.body))
+        give_back = self.bodies.take(call.body_bytes)
         try:
-            request = await run_aside(_decode, call.body, name, head, self._store.bounds)
+            request = await run_aside(lambda: _decode(call.body, name, head, self._store.bounds))
             patience_ms = inf if request.disable_backpressure else limits.LARGE_WRITE_WAIT_MS
             await self._wait_for_room(patience_ms)
             if not request.disable_backpressure:

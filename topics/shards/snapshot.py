@@ -46,6 +46,8 @@ COLD = 1  # the tier of a file in the cold directory
 BATCH = 512  # topics in one record
 REWRITE_FACTOR = 4
 REWRITE_MIN_BYTES = 1 << 20
+NO_SEQS = SeqRanges().encode()
+UNFLIPPED_AT = 15  # among the fields of a topic
 
 
 class BadSnapshot(Exception):
@@ -140,16 +142,23 @@ def _unpack_file(
 
 
 def encode_topic(topic: Topic, packs_from: int) -> bytes:
-    """A topic's scalars, and the deletes that its files do not show yet."""
+    """A topic's scalars. Deletes that its files do not show yet may be laid over."""
     return _pack(
         [
             topic.name, topic.epoch, to_wire(topic.config), topic.head_seq, topic.last_ts, topic.delete_below,
             topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
-            topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, packs_from,
-            topic.unflipped().encode(), topic.resident_from,
+            topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, packs_from, NO_SEQS, topic.resident_from,
             topic.derived.pack(topic) if topic.derived is not None else None, topic.created_ms,
         ]
     )  # fmt: skip
+
+
+def lay_over(entry: bytes, unflipped: SeqRanges) -> bytes:
+    """The entry with deletes that the topic's files do not show yet; some may have expired or been evicted."""
+    fields = msgpack.unpackb(entry, raw=False, strict_map_key=False)
+    assert fields[UNFLIPPED_AT] == NO_SEQS
+    fields[UNFLIPPED_AT] = unflipped.encode()
+    return _pack(fields)
 
 
 def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, SeqRanges]:

@@ -341,7 +341,8 @@ class Driver:
         work.write()
         for entry in self._captured:
             entry.stored = True
-        self._excused |= {flip.chunk.file.path for flip in work.flips if not flip.done and flip.chunk.file is not None}
+        flips = [flip for flips in work.flips.values() for flip in flips if not flip.done]
+        self._excused |= {flip.chunk.file.path for flip in flips if flip.chunk.file is not None}
 
     def _catch_up(self) -> None:
         assert self.work is not None
