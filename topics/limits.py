@@ -61,6 +61,7 @@ CLAIM_BYTES_MAX = 32 * MIB  # of the jobs of one claim together; one job is give
 NACK_DELAY_MS_MAX = 86_400_000
 NACK_REASON_BYTES_MAX = 1024
 JOB_PRIORITY_MAX = 9
+LIFETIMES_STEP = 256  # records whose own time is over and that go in one step, or a few more
 RECORD_TTL_MS_MAX = 10 * 366 * 86_400_000  # of a single record; what is to stay longer has no need of one
 JOB_DELAY_MS_MAX = 366 * 86_400_000  # how far ahead a job may be put off when it is written
 WORK_BATCH_BYTES = 1 * MIB  # of jobs pushed on a stream in one go

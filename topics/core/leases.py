@@ -106,7 +106,7 @@ class Leases:
             self._floor = earliest_seq
         elif self._gone:
             self._forget()
-        if self._gone:
+        if self._gone or (self.line is not None and not self.line.timetable.catch_up()):
             return False
         left = limits.SETTLE_STEP
         for deadline, seq in self._deadlines.pop_before(now, left):
@@ -327,8 +327,7 @@ class Leases:
     def drop(self, gone: SeqRanges) -> None:
         """These records were deleted. If they are many, `settle` has to go on with it."""
         if self.scheduled and self.line is not None:
-            for first, last in gone:
-                self.line.timetable.drop_range(first, last)
+            self.line.timetable.drop_later(gone)
         known = self._by_state()
         count = sum(map(len, known))
         if not count:

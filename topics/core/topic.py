@@ -97,7 +97,8 @@ class Topic:
         self.pending_keys: dict[bytes, list[Callable[[], None]]] | None = None
         self.parked: list[Callable[[], None]] | None = None
         self.waiters: dict[Callable[[], None], None] | None = None  # long-polls, in their order; none cost nothing
-        self.held: list[Callable[[], None]] | None = None  # commands behind a large write that is being rendered
+        # Commands behind a large write that is being rendered, or behind very many lifetimes that are over.
+        self.held: list[Callable[[], None]] | None = None
 
     def __hash__(self) -> int:
         return self.id  # sets of topics have the same order in every run, so that what a test finds can be repeated

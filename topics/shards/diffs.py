@@ -123,7 +123,9 @@ class Diffs:
     def look(self, look: Look) -> None:
         """Answer, or arrange for another look. Raises if the topic is not there."""
         topic = self._engine.state.find(look.topic_name)
-        self._engine.expire(topic)
+        if not self._engine.expire(topic):
+            self._engine.endings.later(topic, lambda: self.look(look), look.call.fail)
+            return
         topic.last_read_ms = self._engine.now()
         if look.query.from_ts is not None:
             look.find_start(topic, topic.last_read_ms)

@@ -44,6 +44,7 @@ from topics.errors import TopicsError
 from topics.ids import slot_of
 from topics.shards import expiry
 from topics.shards.answers import Appending, Done, Fail, Pending, Rendered, Retries
+from topics.shards.endings import Endings
 from topics.shards.files import Register
 from topics.shards.graves import Graves
 from topics.shards.idsalt import with_ids
@@ -72,6 +73,7 @@ class Engine:
         self.holdings = Holdings(state)
         self.quota = Quota()
         self.graves = Graves()
+        self.endings = Endings(self)
         self.memory = KeyMemory(state)
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
@@ -88,10 +90,10 @@ class Engine:
         state.now_ms = self._time.after(state.now_ms)
         return state.now_ms
 
-    def expire(self, topic: Topic) -> None:
-        """Let go what is over by now. To be called before anybody looks at the topic."""
-        if topic.config.ttl_ms or topic.expiries is not None:
-            expiry.expire(self, topic)
+    def expire(self, topic: Topic) -> bool:
+        """Let go what is over by now. To be called before anybody looks at the topic, who has to wait (`endings`) if
+        there is more than fits a step: then it is False."""
+        return not (topic.config.ttl_ms or topic.expiries is not None) or expiry.expire(self, topic)
 
     # --- commands -------------------------------------------------------------------------------------------------
 
@@ -107,7 +109,6 @@ class Engine:
             return
         if self._parks(topic, lambda: self.put_topic(name, patch, done, fail), fail):
             return
-        self.expire(topic)  # by what it was until now
         update = core.decide_update(topic, patch, self.now())
         if update is None:
             done((topic, False))
@@ -130,7 +131,6 @@ class Engine:
             return
         if self._parks(topic, lambda: self.remove_topic(name, if_empty, done, fail), fail):
             return
-        self.expire(topic)
         held = topic.count + topic.pending_records
         if if_empty and held:
             raise TopicsError(
@@ -139,14 +139,7 @@ class Engine:
         topic.removing = True
         self._control(topic, TopicRemoved(topic.id), lambda _: done(True), fail)
 
-    def append(
-        self,
-        name: str,
-        request: Append,
-        done: Done,
-        fail: Fail,
-        rendered: Rendered | None = None,
-    ) -> None:
+    def append(self, name: str, request: Append, done: Done, fail: Fail, rendered: Rendered | None = None) -> None:
         """`done(Appending)` when the write may be acked. Raises if it is refused.
 
         `rendered` is what was made of it while the topic was held (see `hold`) or was not there.
@@ -167,7 +160,9 @@ class Engine:
             return
         if request.create is False and not topic.published:
             raise errors.topic_not_found(name, core.MAY_NOT_CREATE)
-        self.expire(topic)
+        if not self.expire(topic):
+            self.endings.later(topic, lambda: self.append(name, request, done, fail, rendered), fail)
+            return
         duplicates: Duplicates = ()
         if request.dedups:
             request, duplicates = rendered.sifted if rendered is not None else self.memory.sift(topic, request, now)
@@ -212,7 +207,10 @@ class Engine:
             return
         if topic.removing:
             raise errors.topic_not_found(topic.name)
-        self.expire(topic)
+        if not self.expire(topic):
+            again = lambda: self.delete_records(topic, before_seq, ranges, done, fail, prepared)  # noqa: E731
+            self.endings.later(topic, again, fail)
+            return
         event = RecordsDeleted(topic.id, before_seq, ranges, self.now(), prepared)
         if topic.config.durability == "ephemeral":
             self.in_turn(topic, lambda: done(self.apply_resident(topic, event)), fail)
@@ -458,7 +456,8 @@ class Engine:
             self.submit(topic, event, True, finish, fail)
 
     def _parks(self, topic: Topic, command: Callable[[], None], fail: Fail) -> bool:
-        """Whether a control command must wait: the topic is not durable yet, or another one is on its way."""
+        """Whether a control command must wait: the topic is not durable yet, another one is on its way, or very much
+        is over."""
         if topic.parked is not None:
             self._park(topic, command, fail)
             return True
@@ -468,6 +467,9 @@ class Engine:
         if not topic.published:
             topic.parked = []  # what comes behind it must not be decided by what it changes
             self.in_turn(topic, lambda: self._unpark(topic, command, fail), fail)
+            return True
+        if not self.expire(topic):  # by what it was until now
+            self.endings.later(topic, command, fail)
             return True
         return False
 

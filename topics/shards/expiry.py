@@ -7,11 +7,14 @@ them: a replay would do it in that order, and a cap evicts others if the two cha
 counts, but nobody is shown it.
 
 A crash may take such a delete if it is not synced yet; then the record goes a second time, when it is looked at next.
+
+If more lifetimes are over than fit a step, whoever looks has to wait until the others have gone, too (endings.py).
 """
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from topics import limits
 from topics.core import lifetimes
 from topics.core.events import RecordsDeleted
 from topics.core.topic import Topic
@@ -20,19 +23,20 @@ if TYPE_CHECKING:
     from topics.shards.engine import Engine
 
 
-def expire(engine: "Engine", topic: Topic) -> None:
-    """Let go what is over by now."""
+def expire(engine: "Engine", topic: Topic) -> bool:
+    """Let go what is over by now, a step of it; whether that was all."""
     if topic.expiries is not None:
         _end_lifetimes(engine, topic)
     if topic.config.ttl_ms:
         _apply_ttl(engine, topic)
+    return not lifetimes.are_over(topic, engine.state.now_ms)
 
 
 def expire_all(engine: "Engine") -> Iterator[None]:
-    """Let go what is over in topics that nobody touches, a topic at a time: it must not fill the quota."""
+    """Let go what is over in topics that nobody touches, a step at a time: it must not fill the quota."""
     for topic in list(engine.state.by_id.values()):
-        if topic.count:
-            engine.expire(topic)
+        while topic.count and not engine.expire(topic):
+            yield
         yield
 
 
@@ -47,7 +51,7 @@ def _apply_ttl(engine: "Engine", topic: Topic) -> None:
 
 def _end_lifetimes(engine: "Engine", topic: Topic) -> None:
     now = engine.now()
-    over = lifetimes.take_over(topic, now)
+    over = lifetimes.take_over(topic, now, limits.LIFETIMES_STEP)
     if over is None:
         return
     if topic.removing:  # its last event is in the log, and nothing may come behind that

@@ -213,7 +213,7 @@ class Route:
         if self._unsure:
             return await self._redo()
         topic = self._source
-        self._engine.expire(topic)
+        await self._engine.endings.wait(topic)
         if topic.head_seq <= self.cursor or derivation.is_blocked(topic, self.cursor):
             return await self._tell_progress()
         query = Diff(from_seq=self.cursor, limit=limits.FORWARD_RECORDS, batch_bytes=limits.FORWARD_BYTES)
@@ -406,7 +406,7 @@ class Route:
     async def _redo(self) -> bool:
         """Forward what may have been forwarded before the power failed, in the same order, dead or alive."""
         topic = self._source
-        self._engine.expire(topic)
+        await self._engine.endings.wait(topic)
         in_doubt = self._source_is_unsure and not self._is_cyclic
         if self._redo_through is None and not in_doubt:
             self._redo_through = min(self._held, topic.head_seq) if self._held >= 0 else topic.head_seq

@@ -9,6 +9,7 @@ again after a crash are waited for where the answer depends on them.
 """
 
 from collections.abc import Mapping
+from functools import partial
 
 from topics import limits
 from topics.core import replies
@@ -38,23 +39,26 @@ class Places:
         if any(self._is_early(name, ts) for name, ts in head.times.items()):
             call.run(self._places_later, call, names, head.times)
         else:
-            call.reply(self._found(names, head.times))
+            self._answer_places(call, names, head.times)
 
     async def _places_later(self, call: Call, names: list[str], times: Mapping[str, int]) -> None:
         for name, ts in times.items():
             await self._wait(name, ts)
-        call.reply(self._found(names, times))
+        self._answer_places(call, names, times)
 
-    def _found(self, names: list[str], times: Mapping[str, int]) -> dict[str, list[int]]:
+    def _answer_places(self, call: Call, names: list[str], times: Mapping[str, int]) -> None:
         found: dict[str, list[int]] = {}
         for name in names:
             topic = self._engine.state.topics.get(name)
             if topic is not None and topic.published:
+                if not self._engine.expire(topic):
+                    again = partial(self._answer_places, call, names, times)
+                    self._engine.endings.later(topic, again, call.fail)
+                    return
                 topic.last_read_ms = self._engine.now()
-                self._engine.expire(topic)
                 cursor = self._cursor(topic, times[name]) if name in times else topic.head_seq
                 found[name] = [topic.head_seq, topic.earliest_seq, topic.epoch, cursor]
-        return found
+        call.reply(found)
 
     def seek(self, call: Call) -> None:
         head = read_head(call.head, SeekHead)

@@ -84,7 +84,8 @@ class Queue:
 
     def settle(self) -> bool:
         """Bring the leases up to now, as far as that fits a turn; whether it did."""
-        self._engine.expire(self.topic)
+        if not self._engine.expire(self.topic):
+            return False
         return self.leases.settle(first_job(self.topic), self._engine.now())
 
     def in_order(self, command: Callable[[], None]) -> None:

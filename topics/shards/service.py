@@ -185,7 +185,9 @@ class Service:
 
     def _reply_state(self, call: Call, head: StateHead, topic: Topic) -> None:
         now = self._engine.now()
-        self._engine.expire(topic)
+        if not self._engine.expire(topic):
+            self._engine.endings.later(topic, lambda: self.state(call), call.fail)
+            return
         if head.touch:
             topic.last_read_ms = now
 
@@ -206,7 +208,9 @@ class Service:
         entries = []
         for name in names[:limit]:
             topic = self._engine.state.topics[name]
-            self._engine.expire(topic)
+            if not self._engine.expire(topic):
+                self._engine.endings.later(topic, lambda: self.page(call), call.fail)
+                return
             if head.touch:
                 topic.last_read_ms = now
             entries.append(replies.topic_summary(topic, now))

@@ -187,7 +187,8 @@ class Shard:
             nursery.start_soon(self._checkpoint_when_due)
             nursery.start_soon(self._prepare_spares)
             nursery.start_soon(self._mark_idle)
-            assert self.service is not None
+            assert self.service is not None and self.store is not None
+            nursery.start_soon(self.store.engine.endings.run)
             nursery.start_soon(self.service.polls.run)
             nursery.start_soon(self.service.sessions.keep_collecting)
             nursery.start_soon(self.service.scheduler.run)

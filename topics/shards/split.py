@@ -123,7 +123,8 @@ def _open(directory: Path, now_ms: int) -> Store:
 
 def _facts(store: Store) -> dict[str, Facts]:
     for topic in store.engine.state.topics.values():
-        store.engine.expire(topic)
+        while not store.engine.expire(topic):
+            pass
     return {topic.name: _facts_of(topic) for topic in store.engine.state.topics.values() if not topic.hidden}
 
 

@@ -198,7 +198,8 @@ class Driver:
 
     def topic(self, name: str) -> Topic:
         topic = self.store.engine.state.find(name)
-        self.store.engine.expire(topic)
+        while not self.store.engine.expire(topic):
+            pass
         return topic
 
     def _expire(self, name: str) -> ReferenceTopic | None:
@@ -206,7 +207,8 @@ class Driver:
         topic = self.model.topics.get(name)
         if topic is not None:
             topic.expire(self.now())
-            self.store.engine.expire(self.store.engine.state.topics[name])
+            while not self.store.engine.expire(self.store.engine.state.topics[name]):
+                pass
         return topic
 
     def _new_epoch(self, name: str) -> int:
