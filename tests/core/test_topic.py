@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from topics.core import loss
+from topics.core import topic as topic_module
 from topics.core.chunk import Chunk, DataFile
 from topics.core.config import TopicConfig
 from topics.core.deletion import Deletion
@@ -315,6 +316,29 @@ def test_a_long_front_goes_without_a_look_at_its_records(how: str, monkeypatch: 
     assert steps >= 398 // 64
     assert [file.live for file in files] == [0] * 9 + [kept]
     assert sum(file.chunks for file in files) == len(topic.chunks)
+
+
+@pytest.mark.parametrize("how", ["stored", "removal", "ttl"])
+def test_the_tags_of_very_many_records_are_forgotten_a_few_pieces_a_step(monkeypatch, how):
+    monkeypatch.setattr(topic_module, "GENERATION_RECORDS", 16)
+    topic = new_topic(ttl_ms=10)
+    for _ in range(100):
+        grow(topic, 16)
+    pieces = len(topic.tag_generations)
+    assert pieces == 100
+    actions: dict[str, Callable[[], object]] = {
+        "stored": lambda: topic.drop_tags(topic.head_seq),
+        "removal": topic.release_all,
+        "ttl": lambda: topic.expire(T0 + 11),
+    }
+    actions[how]()
+    assert topic.tag_generations == []
+    while topic.faded:
+        assert pieces - len(topic.faded) <= topic_module.FADE_STEP
+        pieces = len(topic.faded)
+        topic.bury()
+    assert pieces <= topic_module.FADE_STEP
+    assert not topic.bury()
 
 
 def test_a_delete_that_was_counted_ahead_leaves_a_front_alone_that_went_meanwhile():

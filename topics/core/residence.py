@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from topics.core.bits import runs, span
+from topics.core.bits import span
+from topics.core.chunk import Chunk
 from topics.core.config import TopicConfig
 from topics.core.deletion import strikes_in
 from topics.core.loss import CRASH
@@ -61,19 +62,22 @@ def end(topic: Topic, config: TopicConfig, ts: int) -> Kept:
 
 
 def _kept_of(topic: Topic) -> Kept:
-    live = SeqRanges()
-    resident_first = resident_last = 0
-    for chunk in topic.chunks:
-        for low, high in runs(span(0, len(chunk)) & ~chunk.dead):
-            first, last = chunk.first_seq + low, chunk.first_seq + high - 1
-            if last < topic.resident_from:
-                live.add(first, last)
-            else:
-                resident_first, resident_last = resident_first or first, last
+    before = topic.logged_chunks()
+    live = SeqRanges.from_masks((chunk.first_seq, span(0, len(chunk)) & ~chunk.dead) for chunk in before)
+    resident_last = _last_live(topic.chunks[len(before) :])
+    resident_first = topic.next_live(topic.resident_from - 1) if resident_last else 0
     evicted = topic.evicted
     return Kept(
         live, resident_first, resident_last, topic.delete_below, evicted.cap_seq, evicted.ttl_seq, list(evicted.ranges)
     )
+
+
+def _last_live(chunks: list[Chunk]) -> int:
+    """The seq of the last live record, or 0."""
+    for chunk in reversed(chunks):
+        if chunk.live:
+            return chunk.first_seq + (span(0, len(chunk)) & ~chunk.dead).bit_length() - 1
+    return 0
 
 
 def restore(topic: Topic, kept: Kept) -> None:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 SEQ_BASE = 1
 BURY_STEP = 64  # chunks that give their files back in one go
+FADE_STEP = 8  # generations of tags that are let go in one go
 
 _live = attrgetter("live")
 _live_bytes = attrgetter("live_bytes")
@@ -42,11 +43,11 @@ _last_ts = attrgetter("last_ts")
 class Topic:
     __slots__ = (
         "__weakref__", "applied_lsn", "becoming", "buried", "bytes", "ceiling", "cell", "chunks", "config", "count",
-        "created_ms", "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "flips", "groups", "head_seq",
-        "held", "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases", "name",
-        "next_seq", "over", "packs_from", "parked", "pending", "pending_bytes", "pending_keys", "pending_records",
-        "published", "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent", "tag_generations",
-        "waiters",
+        "created_ms", "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "faded", "flips", "groups",
+        "head_seq", "held", "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases",
+        "name", "next_seq", "over", "packs_from", "parked", "pending", "pending_bytes", "pending_keys",
+        "pending_records", "published", "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent",
+        "tag_generations", "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
@@ -72,6 +73,7 @@ class Topic:
         self.over: SeqRanges | None = None  # those whose end waits for the log: nobody is shown them any more
         self.keys: KeyWindow | None = None
         self.tag_generations: list[tuple[int, TagGeneration]] = []  # (last seq it covers or 0 while open, index)
+        self.faded: list[TagGeneration] | None = None  # no longer of use, many at once: each takes its time (`bury`)
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.leases: Leases | None = None  # once something was claimed, asked for more than to wait, or goes back
@@ -220,7 +222,10 @@ class Topic:
 
     def drop_tags(self, through_seq: int) -> None:
         """Records up to `through_seq` are gone, or found by their files from now on."""
+        gone = [tags for last, tags in self.tag_generations if last and last <= through_seq]
         self.tag_generations = [(last, tags) for last, tags in self.tag_generations if not last or last > through_seq]
+        if len(gone) > FADE_STEP:
+            self.faded = [*(self.faded or ()), *gone]
 
     # --- shrinking ------------------------------------------------------------------------------------------------
 
@@ -353,11 +358,13 @@ class Topic:
             self._set_aside(front)
 
     def bury(self) -> bool:
-        """Let the files of some chunks go that left at the front; whether there are more."""
+        """Let the files of some chunks go that left at the front, and some tags; whether there are more."""
+        if self.faded:
+            del self.faded[-FADE_STEP:]
         for chunk in self.buried[-BURY_STEP:]:
             release(chunk)
         del self.buried[-BURY_STEP:]
-        return bool(self.buried)
+        return bool(self.buried or self.faded)
 
     def holds(self, chunk: Chunk) -> bool:
         """Whether the chunk is still part of the log."""
@@ -457,7 +464,8 @@ class Topic:
 
     def release_all(self) -> None:
         """The topic is removed: its files are given back, as for a front."""
-        self.tag_generations = []
+        self.close_tags()
+        self.drop_tags(self.head_seq)
         self.expiries = None
         self.let_go(self.spent or ())
         self.spent = None

@@ -1,6 +1,8 @@
-"""Chunks that left their topics many at once: millions of records expired, were evicted or deleted in one event.
+"""What left its topic many at once: chunks, when millions of records expired, were evicted or deleted in one event, and
+the tag index of records that went so or that a checkpoint has stored.
 
-They are out of the log at once, but giving their files back takes a step each. Until it is done the files stay.
+They are out of the log at once, but giving their files back, or the memory of an index, takes a step each. Until it is
+done the files stay.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ class Graves:
         self._topics: set[Topic] = set()
 
     def note(self, topic: Topic) -> None:
-        if topic.buried:
+        if topic.buried or topic.faded:
             self._topics.add(topic)
 
     def bury(self) -> Iterator[None]:

@@ -32,6 +32,7 @@ def install(store: "Store", capture: Capture) -> Iterator[None]:
     if topic.flips:  # what was deleted in them meanwhile is owed by their successors
         topic.flips = [chunk for chunk in topic.flips if id(chunk) not in captured]
     topic.drop_tags(capture.last_seq)
+    store.engine.graves.note(topic)
 
 
 def _steps(capture: Capture) -> Iterator[list[Output]]:
