@@ -97,7 +97,9 @@ class Engine:
 
     # --- commands -------------------------------------------------------------------------------------------------
 
-    def put_topic(self, name: str, patch: ConfigPatch, done: Done, fail: Fail) -> None:
+    def put_topic(
+        self, name: str, patch: ConfigPatch, done: Done, fail: Fail, survey: residence.Survey | None = None
+    ) -> None:
         """Create or update. `done((topic, created))` once the change is durable."""
         self.check_writable()
         topic = self.state.topics.get(name)
@@ -107,7 +109,7 @@ class Engine:
             event = core.decide_create(self.state, name, config, self.now())
             self._create(event, event, lambda topic: done((topic, True)), fail)
             return
-        if self._parks(topic, lambda: self.put_topic(name, patch, done, fail), fail):
+        if self._parks(topic, lambda: self.put_topic(name, patch, done, fail, survey), fail):
             return
         update = core.decide_update(topic, patch, self.now())
         if update is None:
@@ -117,7 +119,7 @@ class Engine:
         ends_residence = residence.is_resident(topic) and update.config.durability != "ephemeral"
         if ends_residence:
             records, size = topic.count, topic.bytes
-            update = msgspec.structs.replace(update, kept=residence.end(topic, update.config, update.ts))
+            update = msgspec.structs.replace(update, kept=residence.end(topic, update.config, update.ts, survey))
             self.note_change(topic, records, size)
         topic.becoming = update.config
         self._control(topic, update, lambda _: done((topic, False)), fail, at_once=ends_residence)
@@ -466,14 +468,14 @@ class Engine:
             return True
         if not topic.published:
             topic.parked = []  # what comes behind it must not be decided by what it changes
-            self.in_turn(topic, lambda: self._unpark(topic, command, fail), fail)
+            self.in_turn(topic, lambda: self.unpark(topic, command, fail), fail)
             return True
         if not self.expire(topic):  # by what it was until now
             self.endings.later(topic, command, fail)
             return True
         return False
 
-    def _unpark(self, topic: Topic, command: Callable[[], None], fail: Fail) -> None:
+    def unpark(self, topic: Topic, command: Callable[[], None], fail: Fail) -> None:
         """Run a command that waited, then those that waited behind it: again behind it, if it still does."""
         parked, topic.parked = topic.parked or [], None
         for retry in (lambda: self.redo(command, fail), *parked):

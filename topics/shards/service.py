@@ -32,7 +32,7 @@ import trio
 
 from topics import errors, limits
 from topics.aside import run_aside
-from topics.core import replies
+from topics.core import replies, residence
 from topics.core.config import ConfigPatch, parse_config
 from topics.core.dedup import Sifted, sift
 from topics.core.ids import Ids, ids_of
@@ -87,6 +87,9 @@ METHODS = (
     *GROUP_METHODS,
     "router.settle",
 )
+
+
+SURVEYS_MAX = 3  # of a topic that leaves `ephemeral`: one more if something has changed meanwhile
 
 
 class Service:
@@ -169,7 +172,36 @@ class Service:
             perf = clock.perf(synced=topic.config.durable)
             call.reply({"created": created, "perf": perf}, replies.topic_config(topic, created=created))
 
-        self._engine.put_topic(name, patch, done, call.fail)
+        topic = self._engine.state.topics.get(name)
+        if topic is not None and residence.takes_long(topic):
+            call.run(self._put_surveyed, topic, patch, done, call.fail)
+        else:
+            self._engine.put_topic(name, patch, done, call.fail)
+
+    async def _put_surveyed(self, topic: Topic, patch: ConfigPatch, done: Done, fail: Fail) -> None:
+        """The topic may leave `ephemeral`, and has many records from before. Other commands wait for this one. It is
+        made even if it is cancelled once that has begun."""
+        while (waiting := topic.parked if topic.parked is not None else topic.held) is not None:
+            free = trio.Event()
+            waiting.append(free.set)
+            await free.wait()
+        topic.parked = []
+        survey = residence.Survey(topic)
+
+        def put() -> None:
+            self.check_open()
+            self._engine.put_topic(topic.name, patch, done, fail, survey)
+
+        try:
+            with trio.CancelScope(shield=True):
+                await run_aside(survey.work_out)
+                for _ in range(SURVEYS_MAX - 1):
+                    if survey.holds_for(topic):
+                        break
+                    survey = residence.Survey(topic)
+                    await run_aside(survey.work_out)
+        finally:
+            self._engine.unpark(topic, put, fail)
 
     def state(self, call: Call) -> None:
         head = read_head(call.head, StateHead)
