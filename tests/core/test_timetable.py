@@ -1,5 +1,7 @@
 """Records that wait for a time, against a plain dict of them."""
 
+from itertools import pairwise
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,3 +104,19 @@ def test_many_scattered_ones_are_forgotten_a_few_pages_a_step():
             break
         steps += 1
     assert (table.count, steps) == (20 * timetable.PAGE, 40 // timetable.DROP_STEP)
+
+
+def test_one_long_range_is_forgotten_many_pages_a_step(monkeypatch):
+    monkeypatch.setattr(timetable, "CUT_STEP", 4)
+    table, gone = Timetable(), SeqRanges()
+    for seq in range(1, 40 * timetable.PAGE + 1):
+        table.add(seq, 10)
+    gone.add(11, 39 * timetable.PAGE)
+    counts = [table.count]
+    table.drop_later(gone)
+    counts.append(table.count)
+    while not table.catch_up():
+        counts.append(table.count)
+    counts.append(table.count)
+    assert max(before - after for before, after in pairwise(counts)) <= timetable.DROP_STEP * 4 * timetable.PAGE
+    assert counts[-1] == 10 + timetable.PAGE

@@ -19,6 +19,7 @@ from topics.core.ranges import SeqRanges
 
 PAGE = 256
 DROP_STEP = 4  # pages, of many ranges
+CUT_STEP = 128  # pages, of one range
 FRONT_STEP = 512  # pages that are forgotten at the front in one go
 STALE_MIN = 1024  # entries of the heap that may be stale whatever there is
 _first_seq = attrgetter("first_seq")
@@ -150,11 +151,22 @@ class Timetable:
     def drop_later(self, gone: SeqRanges) -> None:
         """Forget these now if they are few, else `catch_up` has to go on with it."""
         if gone.range_count == 1:
-            for first, last in gone:
+            ((first, last),) = gone
+            if last - first < CUT_STEP * PAGE:
                 self.drop_range(first, last)
-        else:
-            self._dropping.append(self.drop(gone))
-            self.catch_up()
+                return
+        self._dropping.append(self._drop_wide(first, last) if gone.range_count == 1 else self.drop(gone))
+        self.catch_up()
+
+    def _drop_wide(self, first: int, last: int) -> Iterator[None]:
+        """The same for one long range, many pages a step."""
+        while True:
+            low = bisect_left(self._pages, first, key=_last_seq)
+            if low + CUT_STEP >= len(self._pages) or self._pages[low + CUT_STEP].first_seq > last:
+                break
+            self._cut(low + 1, low + CUT_STEP)
+            yield
+        self.drop_range(first, last)
 
     def catch_up(self) -> bool:
         """Forget a step of what is to be forgotten; whether that was all."""
