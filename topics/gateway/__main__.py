@@ -81,6 +81,7 @@ def make_app(gateway: Gateway) -> Any:
     sys.setswitchinterval(limits.SWITCH_INTERVAL_S)
     gc.disable()
     try:
+        import topics.gateway.handover
         import topics.gateway.openapi.document  # noqa: F401 - for docs_routes.py
         from topics.gateway.app import create_app
 

@@ -62,8 +62,8 @@ class Framework:
         await self._up.wait()
 
     def _load(self) -> None:
+        app = self._make_app()
         from topics.gateway.handover import Handover
 
-        app = self._make_app()
         self._handover = Handover(app, self._door, self._send_s, self._body_bytes)
         self._app = app
