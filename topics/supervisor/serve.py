@@ -1,8 +1,9 @@
 """The life of `topics serve`: take what the server needs, run the children, stop them in order.
 
 Start, when the API keys are known (see start.py): data-dir lock, slot map, run directory, listening sockets, board;
-then all children at once. Gateways do not wait for shards: the port answers from the first moment. When every shard has
-been ready the board says so; when the gateways accept, too, the port file is written and systemd is told.
+then all children at once, as forks of the template. Gateways do not wait for shards: the port answers from the first
+moment. When every shard has been ready the board says so; when the gateways accept, too, the port file is written and
+systemd is told.
 
 Stop, on SIGTERM or SIGINT: gateways first, which end what is open, then shards, which write a checkpoint. What has not
 ended within TOPICS_STOP_MS is killed, and a second signal kills at once; both make the exit status 1. A kill loses

@@ -1,7 +1,8 @@
 """The beginning of `topics serve`: logs, then API keys, then everything else.
 
 With keys the process starts itself again (keyload.py). What the server itself needs, trio above all, takes a tenth of a
-second to import; it is imported after that, so that it happens once.
+second to import; it is imported after that, so that it happens once. The template is started first, to import what
+children need at the same time.
 """
 
 import gc
