@@ -160,7 +160,8 @@ def test_at_the_bound_a_write_looks_at_some_topics(driver: Driver, monkeypatch: 
     monkeypatch.setattr(limits, "IDEMPOTENCY_KEYS_MAX", 20)
     driver.clock.advance(keymemory.SWEEP_MS)
     engine = driver.store.engine
-    driver.append("t0", [Draft(b"1", dedup="a")])
+    driver.append("new", [Draft(b"1", dedup="a")])
+    driver.commit()
     assert engine.state.keys == 15
     for n in range(2):
         driver.append("t0", [Draft(b"1", dedup=f"{n}-{m}") for m in range(6)])

@@ -351,11 +351,6 @@ class Topic:
             self.spent = [chunk for chunk in self.spent if id(chunk) not in going]
             self._set_aside(front)
 
-    @property
-    def unburied(self) -> bool:
-        """Whether `bury` has something to do."""
-        return bool(self.buried) or (self.keys is not None and self.keys.untidy)
-
     def bury(self) -> bool:
         """Let the files of some chunks go that left at the front, and some keys that are forgotten; whether there are
         more."""

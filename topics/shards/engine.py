@@ -383,6 +383,7 @@ class Engine:
         draft = Topic(created.topic_id, name, created.epoch, config)
         sifted = rendered.sifted if rendered is not None else self.memory.sift(draft, request, now)
         blocks, keys = rendered[1:] if rendered is not None else (None, None)
+        self.memory.make_room(sifted.request, now)
         event = core.decide_append(self.state, draft, sifted.request, now, blocks, keys)
         self.admit(1, draft, event)
         last_seq = event.first_seq + event.count - 1

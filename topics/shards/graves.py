@@ -15,7 +15,7 @@ class Graves:
         self._topics: set[Topic] = set()
 
     def note(self, topic: Topic) -> None:
-        if topic.unburied:
+        if topic.buried or (topic.keys is not None and topic.keys.untidy):
             self._topics.add(topic)
 
     def bury(self) -> Iterator[None]:
