@@ -4,13 +4,14 @@ The gateway closes an object after it has added `performance`, so these are "ope
 that have nothing to add.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from topics.core import groups, priority
 from topics.core.config import to_json
+from topics.core.dedup import Duplicates, tell
 from topics.core.diff import Buffer, Plan
 from topics.core.groups import Group
 from topics.core.loss import Tombstone
@@ -183,7 +184,7 @@ def appended(
     created: bool,
     deduped: bool,
     return_seqs: bool,
-    duplicates: Sequence[tuple[int, int]] = (),
+    duplicates: Duplicates = (),
 ) -> bytes:
     """Seqs are of what was appended; `duplicates` are (index in the request, seq) of what was not."""
     seqs = (
@@ -200,12 +201,8 @@ def appended(
         count,
         b"true" if created else b"false",
         b"true" if deduped else b"false",
-        _duplicates(duplicates) if duplicates else b"",
+        b',"duplicates":%b' % tell(duplicates) if duplicates else b"",
     )
-
-
-def _duplicates(duplicates: Sequence[tuple[int, int]]) -> bytes:
-    return b',"duplicates":[%b]' % b",".join([b'{"index":%d,"seq":%d}' % one for one in duplicates])
 
 
 def sought(topic: Topic, ts: int, cursor: int) -> bytes:

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from topics.core.block import Block
 from topics.core.dedup import Duplicates, Sifted
 from topics.core.events import Event
+from topics.core.keyruns import NewKeys
 from topics.core.topic import Topic
 
 Done = Callable[[Any], None]
@@ -30,6 +31,7 @@ class Rendered(NamedTuple):
 
     sifted: Sifted
     blocks: list[Block]
+    keys: NewKeys | None = None  # if it has dedup keys
 
 
 class Pending(NamedTuple):

@@ -34,8 +34,9 @@ from topics import errors, limits
 from topics.aside import run_aside
 from topics.core import replies
 from topics.core.config import ConfigPatch, parse_config
-from topics.core.dedup import Sifted, sift
+from topics.core.dedup import Sifted, Told, sift
 from topics.core.ids import Ids, ids_of
+from topics.core.keyruns import prepare
 from topics.core.names import check_topic_name
 from topics.core.render import render_blocks
 from topics.core.requests import Append, decode_append, decode_delete, decode_diff
@@ -323,7 +324,8 @@ class Service:
         from then on the write is made."""
         engine = self._engine
         if name not in engine.state.topics and not _asks_for_ids(request):  # whose salt would not be known yet
-            rendered = await self._render(sift(request, None, SEQ_BASE, 0, 0), SEQ_BASE, engine.now(), None)
+            now = engine.now()
+            rendered = await run_aside(lambda: _render(sift(request, None, SEQ_BASE, 0, 0), SEQ_BASE, now, None))
             if name not in engine.state.topics:  # else somebody else made it meanwhile, and its seqs have begun
                 self.check_open()
                 engine.append(name, request, done, fail, rendered)
@@ -334,16 +336,27 @@ class Service:
             engine.append(name, request, done, fail)
             return
         first_seq, ts = engine.hold(topic)
-        ready: Rendered | None = None
+        ready: Rendered | Appending | None = None
+
+        def make_ready() -> Rendered | Appending:
+            """In a thread: while the topic is held, its keys stay as they are."""
+            answer = engine.memory.recall(topic, request, ts)
+            if answer is not None:
+                return answer._replace(duplicates=Told.ahead(answer.duplicates))
+            return _render(engine.memory.sift(topic, request, ts), first_seq, ts, ids)
 
         def write() -> None:
             self.check_open()
-            engine.append(name, request, done, fail, ready)
+            if isinstance(ready, Appending):
+                engine.check_writable()
+                done(ready)
+            else:
+                engine.append(name, request, done, fail, ready)
 
         try:
-            sifted = engine.memory.sift(topic, request, engine.now())
+            ids = ids_of(topic, ts)
             with trio.CancelScope(shield=True):
-                ready = await self._render(sifted, first_seq, ts, ids_of(topic, ts))
+                ready = await run_aside(make_ready)
         finally:
             engine.release(topic, lambda: engine.redo(write, fail))
 
@@ -357,11 +370,6 @@ class Service:
                 break
             await over.wait()
         return topic
-
-    async def _render(self, sifted: Sifted, first_seq: int, ts: int, ids: Ids | None) -> Rendered:
-        request = sifted.request
-        blocks = await run_aside(render_blocks, request.records, request.node, first_seq, ts, ids)
-        return Rendered(sifted, blocks)
 
     # --- diff and delete ------------------------------------------------------------------------------------------
 
@@ -400,6 +408,14 @@ class Service:
         """`fsync_ms` is of durable topics only, as the API says, though others' control events are synced as well."""
         sync_us = min(self._committer.sync_times.last_us, waited_us) if synced else 0
         return {"wal_append_ms": (waited_us - sync_us) / 1000, "fsync_ms": sync_us / 1000}
+
+
+def _render(sifted: Sifted, first_seq: int, ts: int, ids: Ids | None) -> Rendered:
+    """What the loop would need too long for."""
+    request, duplicates = sifted
+    blocks = render_blocks(request.records, request.node, first_seq, ts, ids)
+    keys = prepare(request.dedups, first_seq, ts) if request.dedups else None
+    return Rendered(Sifted(request, Told.ahead(duplicates)), blocks, keys)
 
 
 _MORE_THAN_DATA = (b'"tag"', b'"meta"', b'"node"', b'"dedup_key"')
