@@ -75,6 +75,7 @@ REDRIVE_MAX = 10_000
 REDRIVE_WAIT_MS = 15_000  # it answers after this long at the latest; what is under way then goes on
 LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
 SETTLE_STEP = 256  # jobs of a queue that become free in one step
+PASS_STEP = 512  # entries that no longer stand, and blocks without a job, that a pass looks past
 OVERDUE_STEP = 1024  # jobs that a pass leaves to later ones, as they are due for the dead-letter topic
 FORGET_STEP = 1024  # jobs that are gone and of which a queue forgets what it knew, in one step
 

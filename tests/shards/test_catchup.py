@@ -8,7 +8,9 @@ import trio
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
 from topics import errors, limits
+from topics.core.claims import deal
 from topics.core.leases import Leases
+from topics.shards import queue
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
 
@@ -141,6 +143,41 @@ async def test_a_worker_that_waits_is_fed_when_many_leases_have_ended(steps):
                 await shard.produce("one more")  # the timer of the queue is by the system's clock
         assert seqs_of(jobs) == [1, 2, 3]
         assert len(steps) >= JOBS // limits.SETTLE_STEP
+
+
+@pytest.mark.parametrize("jitter_ms", [0, 5])
+async def test_claims_behind_a_large_delete_are_all_answered_and_others_are_served_meanwhile(jitter_ms, monkeypatch):
+    """Also those for which nothing is left."""
+    monkeypatch.setattr(limits, "PASS_STEP", 10)
+    async with serving() as shard:
+        await lease_all(shard, claim_jitter_ms=jitter_ms)
+        shard.clock.advance(LEASE_MS + 1)
+        assert await shard.counts() == (JOBS, 0, 0)
+        await shard.call("delete", "q", {"before_seq": JOBS})
+        await shard.produce("x", topic="other")
+        answers: list[Any] = []
+        passes: list[int] = []
+        during: list[int] = []
+
+        def count(*given: Any) -> Any:
+            passes.append(1)
+            return deal(*given)
+
+        monkeypatch.setattr(queue, "deal", count)
+
+        async def claim() -> None:
+            answers.append(await shard.claim(1, node="v"))
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(claim)
+                while len(answers) < 3:
+                    await shard.produce("x", topic="other")
+                    during.append(len(passes))
+        assert sorted(map(seqs_of, answers)) == [[], [], [JOBS]]
+        assert len(passes) >= JOBS // limits.PASS_STEP
+        assert len(set(during)) > 3
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 1.0])

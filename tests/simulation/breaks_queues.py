@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from topics.core import claims, line
+from topics.core import claims
 from topics.core.events import RecordsDeleted
 from topics.core.extras import Extras
 from topics.core.leases import Leases
@@ -122,7 +122,7 @@ def priority_that_counts_for_nothing() -> Patches:
 
 
 def last_job_that_comes_first() -> Patches:
-    waiting = line.waiting
+    waiting = claims.waiting
     yield patch.object(claims, "waiting", lambda *args: reversed(list(waiting(*args))))
 
 

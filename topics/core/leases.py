@@ -37,7 +37,7 @@ from topics.core.free_jobs import FreeJobs
 from topics.core.holders import Holders
 from topics.core.lease_parts import AGAIN, EXPIRED, FIRST, Failure, Grant, Lease, Move
 from topics.core.lease_snapshot import Snapshot
-from topics.core.line import Line, Pick, is_gone, is_uneven, live_jobs, waiting
+from topics.core.line import Line, is_gone, is_uneven, live_jobs
 from topics.core.ranges import SeqRanges
 
 if TYPE_CHECKING:
@@ -178,9 +178,9 @@ class Leases:
         if self.line is None:
             return 1 if seq <= self.cursor else 0
         priority, _, timed = self.line.terms(seq)
-        return 1 if seq <= self._cursor_of(priority) and not timed else 0
+        return 1 if seq <= self.cursor_of(priority) and not timed else 0
 
-    def _cursor_of(self, priority: int) -> int:
+    def cursor_of(self, priority: int) -> int:
         return self._cursors.get(priority, 0) if priority else self.cursor
 
     def last_failure(self, seq: int) -> Failure | None:
@@ -213,18 +213,12 @@ class Leases:
                 codes.append(FIRST if timed and seq not in self._deliveries else AGAIN)
         return bytes(codes)
 
-    def waiting_of(self, priority: int) -> Iterator[tuple[int, Pick]]:
-        """With a line: the jobs of a priority that were never leased, and since when each waits."""
-        assert self.line is not None
-        topic = self.line.topic
-        passed = topic.head_seq
-        for seq, chunk in waiting(topic, priority, self._cursor_of(priority)):
-            if seq not in self._leaving:
-                if priority and passed >= seq:
-                    self._cursors[priority] = passed = seq - 1  # what is dead is not looked at again
-                yield chunk.base_ts + chunk.ts[seq - chunk.first_seq], (seq, chunk)
-        if priority and passed == topic.head_seq:
-            self._cursors[priority] = passed
+    def pass_by(self, priority: int, seq: int) -> None:
+        """No job of this priority waits up to here: nobody looks for one again."""
+        if priority:
+            self._cursors[priority] = seq
+        else:
+            self.cursor = seq
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -390,13 +384,14 @@ class Leases:
         if self.line is None:
             return seq <= self.cursor
         priority, _, timed = self.line.terms(seq)
-        return timed or seq <= self._cursor_of(priority)
+        return timed or seq <= self.cursor_of(priority)
 
     def come_back(self, first: int, last: int) -> None:
         """Jobs that were not there while the cursor passed: none of them must be passed by, or count as delivered."""
         while self._gone:  # it was for those that were there before
             self._forget()
-        for seq in range(first, min(last, self.cursor) + 1):
+        passed = max(self.cursor, *self._cursors.values()) if self._cursors else self.cursor
+        for seq in range(first, min(last, passed) + 1):
             is_busy = seq in self._leases or seq in self._delayed or seq in self._leaving
             if seq in self.free.seqs:
                 self.free.put_back(seq)  # whoever looked for it did not find it
@@ -444,6 +439,7 @@ class Leases:
     def match_with(self, topic: "Topic") -> None:
         """After a replay: forget jobs that are gone, and let no live one that a cursor has passed be passed by."""
         self.cursor = min(self.cursor, topic.head_seq)
+        self._cursors = {priority: min(cursor, topic.head_seq) for priority, cursor in self._cursors.items()}
         self._drop_all([seq for seq in {*chain(*self._by_state())} if is_gone(topic, seq)])
         for seq, move in self.moving.items():
             self.move((seq,), move)
@@ -451,7 +447,7 @@ class Leases:
         spared, self.free = self.free.spared, FreeJobs()
         self.free.spared = spared
         if topic.config.type == "queue" and is_uneven(topic):
-            passed = self._line_up(topic).recall(self._cursor_of, busy, self._deliveries)
+            passed = self._line_up(topic).recall(self.cursor_of, busy, self._deliveries)
         else:
             passed = live_jobs(topic, self.cursor)
         for seq in passed:

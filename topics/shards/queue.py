@@ -67,6 +67,7 @@ class Queue:
         self._queues = queues
         self._engine = queues.engine
         self._takers: dict[Taker, None] = {}  # in their order
+        self._unserved: dict[Taker, None] = {}  # of these: their pass is not over, so they may not wait in vain
         self._streams: dict[int, Taker] = {}
         self._window: Timer | None = None  # takers gather until it ends
         self._alarm: Timer | None = None
@@ -174,6 +175,7 @@ class Queue:
     def leave(self, taker: Taker) -> None:
         """It does not want anything any more."""
         self._takers.pop(taker, None)
+        self._unserved.pop(taker, None)
 
     def hungry(self, stream: Taker) -> None:
         """A stream can take jobs again."""
@@ -193,8 +195,10 @@ class Queue:
                 self._queues.behind.later(self)
                 return
             self._feed_freed()
-            if self._takers and self.ready:
-                if self.topic.config.claim_jitter_ms and not self.leases.cut_short:
+            if self._unserved:
+                self._pass(list({**self._unserved, **dict.fromkeys(islice(self._takers, self.ready))}))
+            elif self._takers and self.ready:
+                if self.topic.config.claim_jitter_ms:
                     self._gather()
                 else:
                     self._pass(list(islice(self._takers, self.ready)))
@@ -244,7 +248,7 @@ class Queue:
         moves = self._queues.dead_letters.start(self, due) if due else set()
         given: list[tuple[Taker, list[Pick], Grant]] = []
         for taker, want in zip(takers, wants, strict=True):
-            self._takers.pop(taker, None)
+            self.leave(taker)
             if want.picks:
                 number = self._queues.take_numbers(len(want.picks))
                 deadline = now + (taker.lease_ms or config.lease_ms)
@@ -252,7 +256,7 @@ class Queue:
                 grant = Grant(taker.node, number, deadline, seqs, taker.owner, leases.codes_of(seqs))
                 given.append((taker, want.picks, grant))
             elif leases.cut_short and taker.room:
-                self._takers[taker] = None  # the rest of the pass is for it
+                self._takers[taker] = self._unserved[taker] = None  # the rest of the pass is for it
                 self._queues.behind.later(self)
             else:
                 self._pass_over(taker, moves)
@@ -261,7 +265,7 @@ class Queue:
 
     def _refuse(self, takers: list[Taker], error: TopicsError) -> None:
         for taker in takers:
-            self._takers.pop(taker, None)
+            self.leave(taker)
         for taker in takers:
             taker.fail(error)
 
@@ -364,7 +368,7 @@ class Queue:
                 timer.cancel()
         self._window = self._alarm = None
         takers = {**self._takers, **dict.fromkeys(self._streams.values())}
-        self._takers = {}
+        self._takers, self._unserved = {}, {}
         for action in tuple(self._for_moves):
             action()
         for taker in takers:
