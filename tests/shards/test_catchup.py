@@ -1,5 +1,6 @@
 """Very many leases that end together, or are written anew: others are served meanwhile, and nobody sees half of it."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -8,8 +9,12 @@ import trio
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
 from topics import errors, limits
+from topics.core import lease_events
 from topics.core.claims import deal
+from topics.core.lease_parts import Move
+from topics.core.lease_snapshot import Snapshot
 from topics.core.leases import Leases
+from topics.core.ranges import SeqRanges
 from topics.shards import queue
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
@@ -178,6 +183,79 @@ async def test_claims_behind_a_large_delete_are_all_answered_and_others_are_serv
         assert sorted(map(seqs_of, answers)) == [[], [], [JOBS]]
         assert len(passes) >= JOBS // limits.PASS_STEP
         assert len(set(during)) > 3
+
+
+async def test_leases_that_begin_to_be_logged_are_written_in_steps_ahead_of_who_asks_for_a_job(monkeypatch):
+    monkeypatch.setattr(limits, "KEPT_AT_ONCE", 100)
+    files = FaultyFiles()
+    packed: list[int] = []
+    during: list[int] = []
+    pack = Snapshot.pack
+
+    def count(self: Snapshot, packer: Any) -> Iterator[None]:
+        for _ in pack(self, packer):
+            packed.append(1)
+            yield
+
+    monkeypatch.setattr(Snapshot, "pack", count)
+    async with serving(files, crash=True) as shard:
+        clock = shard.clock
+        await lease_all(shard)
+        await shard.produce("last")
+        await shard.produce("x", topic="other")
+        await shard.make(leases_durable=True)
+        claimed: list[Any] = []
+
+        async def claim() -> None:
+            claimed.extend(await shard.claim(1, node="v"))
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(claim)
+                while not claimed:
+                    await shard.produce("x", topic="other")
+                    during.append(len(packed))
+        assert seqs_of(claimed) == [JOBS + 1]
+        assert len(set(during)) > 3
+        assert len(packed) == 2 * (JOBS // 256)  # names of nodes, leases; each once
+    async with serving(files, clock) as shard:
+        assert await shard.counts() == (0, JOBS + 1, 0)
+        assert (await shard.settle("ack", 1, JOBS + 1))["skipped"] == [JOBS + 1]
+        assert (await shard.settle("ack", JOBS + 1, node="v"))["acked"] == 1
+
+
+@pytest.mark.parametrize("end", [0, 5, 1000], ids=["at its begin", "amid", "at its end"])
+async def test_what_happens_to_leases_while_they_begin_to_be_logged_stands_whatever_a_crash_keeps(end, monkeypatch):
+    """And whoever writes the log anew waits."""
+    monkeypatch.setattr(limits, "KEPT_AT_ONCE", 100)
+    files = FaultyFiles()
+    async with serving(files, crash=True) as shard:
+        clock, log = shard.clock, shard.queues.log
+        await lease_all(shard)
+        await shard.produce("last")
+        await shard.make(leases_durable=True)
+        found = shard.queues.find("q")
+        work, anew = log.begin_in_steps(found.topic), log.write_anew()
+        next(work)
+        assert next(anew, "over") is None
+        found.abandon([1, 2], counts=True)  # of somebody whose connection is gone
+        found.leases.move([3], Move("dead", 1, 0))
+        log.note(found.topic, lease_events.moving([(3, Move("dead", 1, 0))]))
+        for _ in range(end):
+            next(work, None)
+        log.note(found.topic, lease_events.moved([3]))
+        found.leases.dead_lettered += 1
+        gone = SeqRanges.from_ascending([3])
+        shard.queues.engine.delete_records(found.topic, 0, gone, lambda _: None, lambda _: None)
+        if end == 1000:
+            assert found.leases.logged
+            for _ in anew:
+                pass
+        await shard.shard.committer.flushed()  # type: ignore[union-attr]
+    async with serving(files, clock) as shard:
+        assert await shard.counts() == (3, JOBS - 3, 1)
+        jobs = await shard.claim(9, node="v")
+        assert [(job["$seq"], job["deliveries"]) for job in jobs] == [(1, 2), (2, 2), (JOBS + 1, 1)]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 1.0])

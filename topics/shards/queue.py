@@ -8,7 +8,7 @@ another pass: there is one timer a queue for the next of these that nobody annou
 What the dead-letter topic is due goes there (deadletters.py); a claim that found such jobs waits a moment for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -73,6 +73,7 @@ class Queue:
         self._alarm: Timer | None = None
         self._alarm_due = 0
         self._ended = False
+        self._is_unlogged = False  # the leases log refused to begin
         self._for_moves: dict[Callable[[], None], set[int]] = {}
 
     @property
@@ -92,10 +93,23 @@ class Queue:
         """Run a command when the leases are up to now: at once, unless that takes long or others wait for it. It must
         see to its own errors and to a queue that is gone."""
         behind = self._queues.behind
-        if behind.is_behind(self) or not self.settle():
+        if behind.is_behind(self) or not self._is_up_to_now():
             behind.later(self, command)
         else:
             command()
+
+    def _is_up_to_now(self) -> bool:
+        return self.settle() and (self._is_unlogged or self._queues.log.has_begun(self.topic))
+
+    def catch_up(self) -> Iterator[None]:
+        """Bring the leases up to now, and into the log if it has to have them, in steps."""
+        try:
+            if not self.is_gone and not self._is_unlogged:
+                yield from self._queues.log.begin_in_steps(self.topic)
+        except TopicsError:  # no room: whoever wants a job tries again, and is told
+            self._is_unlogged = True
+        while not self.is_gone and not self.settle():
+            yield
 
     async def up_to_now(self) -> None:
         """Until the leases are."""
@@ -133,14 +147,26 @@ class Queue:
         self.wake()
 
     def drop_stream(self, stream: Taker) -> None:
-        """Its connection is gone: what it holds is free at once."""
+        """Its connection is gone: what it holds is free at once, or, if that is much, before anybody is served. A stop
+        ahead of that leaves it on a stream that is no more, and the next start gives it back."""
         if self._streams.pop(stream.owner, None) is None:
             return
         self.leave(stream)
-        seqs = self.leases.streams.seqs(stream.owner)
-        self.leases.streams.close(stream.owner)
-        if seqs and not self.is_gone:
-            self.abandon(seqs, counts=True)
+        behind = self._queues.behind
+        if behind.is_behind(self) or self.leases.streams.count(stream.owner) > limits.GIVE_BACK_STEP // 8:
+            behind.later(self, partial(self._clear, stream.owner))
+        else:
+            self._clear(stream.owner)
+
+    def _clear(self, owner: int) -> None:
+        """Give back what a stream that is gone holds, or a part of it if it is much."""
+        held = self.leases.streams.seqs(owner) if not self.is_gone else []
+        if len(held) > limits.GIVE_BACK_STEP:
+            self._queues.behind.later(self, partial(self._clear, owner))
+        else:
+            self.leases.streams.close(owner)
+        if held:
+            self.abandon(held[: limits.GIVE_BACK_STEP], counts=True)
         else:
             self.wake()
 
@@ -191,7 +217,7 @@ class Queue:
             self._end_all()
             return
         if (self._takers or self._streams) and not self._queues.behind.is_behind(self):
-            if not self.settle():
+            if not self._is_up_to_now():
                 self._queues.behind.later(self)
                 return
             self._feed_freed()
@@ -310,10 +336,10 @@ class Queue:
     def log(self, made: tuple[int, list[Any]], done: Callable[[], None]) -> bool:
         """Log what is about to happen to leases, if this queue does. Whether `done` is called later, when it may be
         told; else it may be told as soon as it has happened. Raises if it is refused."""
-        log = self._queues.log
-        log.begin(self.topic)
+        self._queues.log.begin(self.topic)
+        self._is_unlogged = False
         if self.topic.config.leases_durable:
-            log.note(self.topic, made, done)
+            self._queues.log.note(self.topic, made, done)
             return True
         return False
 
