@@ -185,6 +185,45 @@ async def test_claims_behind_a_large_delete_are_all_answered_and_others_are_serv
         assert len(set(during)) > 3
 
 
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize(("claimers", "most"), [(8, 500), (400, 1)])
+@pytest.mark.parametrize("jitter_ms", [0, 20])
+async def test_claims_that_are_served_together_are_so_in_steps_and_get_even_parts(
+    jitter_ms, claimers, most, durable, monkeypatch
+):
+    dealt: list[int] = []
+    told: list[int] = []
+    sizes: list[int] = []
+    tasks: list[trio.lowlevel.Task] = []
+
+    def count(topic: Any, leases: Any, wants: Any, *rest: Any) -> Any:
+        due = deal(topic, leases, wants, *rest)
+        dealt.append(sum(32 + len(want.picks) for want in wants))
+        tasks.append(trio.lowlevel.current_task())
+        return due
+
+    monkeypatch.setattr(queue, "deal", count)
+    async with serving() as shard:
+        await shard.make(claim_jitter_ms=jitter_ms, leases_durable=durable)
+
+        async def claim(number: int) -> None:
+            jobs = await shard.claim(most, node=f"n{number}", wait_ms=20_000)
+            told.extend(seqs_of(jobs))
+            sizes.append(len(jobs))
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for number in range(claimers):
+                    nursery.start_soon(claim, number)
+                await until(lambda: len(shard.queues.find("q")._takers) == claimers)
+                await shard.produce(*range(claimers * most * 3 // 4 + (most == 1) * claimers))
+        assert sorted(told) == list(range(1, len(told) + 1))
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) == max(1, most * 3 // 4)
+        assert max(dealt) <= limits.PASS_JOBS
+        assert len(set(tasks)) == len(tasks) >= 4  # each in a turn of its own
+
+
 async def test_leases_that_begin_to_be_logged_are_written_in_steps_ahead_of_who_asks_for_a_job(monkeypatch):
     monkeypatch.setattr(limits, "KEPT_AT_ONCE", 100)
     files = FaultyFiles()

@@ -128,11 +128,13 @@ def last_job_that_comes_first() -> Patches:
 
 def delivery_that_is_not_counted() -> Patches:
     yield patch.object(Leases, "deliveries", lambda self, seq: 1)
+    yield patch.object(Leases, "delivered", lambda self, seqs: [1 for _ in seqs])
 
 
 def delivery_that_counts_twice() -> Patches:
     deliveries = Leases.deliveries
     yield patch.object(Leases, "deliveries", lambda self, seq: deliveries(self, seq) + 1)
+    yield patch.object(Leases, "delivered", lambda self, seqs: [deliveries(self, seq) + 1 for seq in seqs])
 
 
 def dead_letter_that_is_never_sent() -> Patches:

@@ -45,6 +45,33 @@ def deal(
     hungry = [want for want in wants if want.share]
     due: list[Pick] = []
     jobs = _undue(topic, leases, max_deliveries, due, due_max, now, effort)
+    pick = _fill(hungry[0], jobs) if len(hungry) == 1 else _deal_in_turn(hungry, jobs)
+    leases.cut_short = effort.used_up
+    if pick is not None:
+        leases.free.put_back(pick[0])
+    if leases.line is None or len(leases.line.priorities) == 1:
+        for want in wants:
+            want.picks.sort(key=_seq_of)
+    return due
+
+
+def _fill(want: Want, jobs: Iterator[Pick]) -> Pick | None:
+    """Nobody else is there; a job that was too large for it, if there is one."""
+    picks, room, share = want.picks, want.bytes, want.share
+    for pick in jobs:
+        seq, chunk = pick
+        room -= chunk.sizes[seq - chunk.first_seq]
+        if room < 0 and picks:
+            return pick
+        picks.append(pick)
+        share -= 1
+        if not share:
+            break
+    return None
+
+
+def _deal_in_turn(hungry: list[Want], jobs: Iterator[Pick]) -> Pick | None:
+    """The same for any number of them."""
     pick = next(jobs, None) if hungry else None
     while pick is not None and hungry:
         for want in tuple(hungry):
@@ -54,13 +81,7 @@ def deal(
                 pick = next(jobs, None) if want.share or len(hungry) > 1 else None
             if not want.share:
                 hungry.remove(want)
-    leases.cut_short = effort.used_up
-    if pick is not None:
-        leases.free.put_back(pick[0])
-    if leases.line is None or len(leases.line.priorities) == 1:
-        for want in wants:
-            want.picks.sort(key=_seq_of)
-    return due
+    return pick
 
 
 def _fits(want: Want, pick: Pick) -> bool:
@@ -89,8 +110,11 @@ def _undue(
     taken = {seq for seq, _ in due}
     line = leases.line
     available = _available(topic, leases, effort) if line is None else _by_level(leases, line, now, effort)
+    if not max_deliveries:
+        yield from available
+        return
     for pick in available:
-        if not max_deliveries or leases.deliveries(pick[0]) < max_deliveries:
+        if leases.deliveries(pick[0]) < max_deliveries:
             yield pick
         elif len(due) == due_max:
             leases.overdue.append(pick[0])
@@ -151,9 +175,10 @@ def waiting(topic: Topic, leases: Leases, priority: int, effort: Effort) -> Iter
         for seq in waiting_in(chunk, priority, cursor):
             if leases.is_leaving(seq):
                 continue
-            if not has_found:
-                leases.pass_by(priority, seq - 1)
-            in_vain, has_found = False, True
+            if in_vain:
+                if not has_found:
+                    leases.pass_by(priority, seq - 1)
+                in_vain, has_found = False, True
             yield seq, chunk
         if in_vain:
             if not has_found:
@@ -174,10 +199,12 @@ def _by_level(leases: Leases, line: Line, now: int, effort: Effort) -> Iterator[
         if found is None:
             return None
         seq, chunk = found
-        waits = number >= len(frees)
-        since = chunk.base_ts + chunk.ts[seq - chunk.first_seq] if waits else line.heaps[priority][0][0]
+        if number < len(frees):
+            since = line.heaps[priority][0][0]
+            return -line.level(priority, since, now), False, since, seq, number, chunk
+        since = chunk.base_ts + chunk.ts[seq - chunk.first_seq]
         level = line.level(priority, since, now)
-        return -level, waits and level < JOB_PRIORITY_MAX, since, seq, number, chunk
+        return -level, level < JOB_PRIORITY_MAX, since, seq, number, chunk
 
     first = [found for number in range(len(sources)) if (found := look(number)) is not None]
     heapify(first)

@@ -180,6 +180,11 @@ class Leases:
         priority, _, timed = self.line.terms(seq)
         return 1 if seq <= self.cursor_of(priority) and not timed else 0
 
+    def delivered(self, seqs: Iterable[int]) -> list[int]:
+        """The same of jobs that are leased."""
+        times = self._deliveries
+        return [times.get(seq, 1) for seq in seqs]
+
     def cursor_of(self, priority: int) -> int:
         return self._cursors.get(priority, 0) if priority else self.cursor
 
@@ -206,11 +211,10 @@ class Leases:
             return b""
         codes = bytearray()
         for seq in seqs:
-            priority, _, timed = line.terms(seq)
             if seq not in self.free.seqs:
-                codes.append(priority)
+                codes.append(line.priority(seq))
             else:
-                codes.append(FIRST if timed and seq not in self._deliveries else AGAIN)
+                codes.append(AGAIN if seq in self._deliveries or not line.terms(seq)[2] else FIRST)
         return bytes(codes)
 
     def pass_by(self, priority: int, seq: int) -> None:
@@ -226,30 +230,39 @@ class Leases:
         """One pass over all who claim together."""
         cursor = self.cursor
         for grant in grants:
-            node = intern(grant.node)
-            for number, seq in enumerate(grant.seqs, grant.number):
-                if grant.codes:
-                    self._count(seq, grant.codes[number - grant.number])
-                else:
-                    deliveries = self._deliveries.pop(seq, 1 if seq <= cursor else 0)
-                    if deliveries:
-                        self._deliveries[seq] = deliveries + 1
-                    self.cursor = max(self.cursor, seq)
+            seqs, node, deadline, owner = grant.seqs, intern(grant.node), grant.deadline, grant.owner
+            if not seqs:
+                continue
+            for seq in self._count_coded(seqs, grant.codes) if grant.codes else self._count(seqs, cursor):
                 self._detach(seq)
-                self._leases[seq] = Lease(number, node, grant.deadline, grant.owner)
-                self._deadlines.add(grant.deadline, seq)
-                if grant.owner:
-                    self.streams.add(grant.owner, seq)
+            for number, seq in enumerate(seqs, grant.number):
+                self._leases[seq] = Lease(number, node, deadline, owner)
+            self._deadlines.add_all(deadline, seqs)
+            if owner:
+                self.streams.add_all(owner, seqs)
 
-    def _count(self, seq: int, code: int) -> None:
-        """One more delivery of a job in a queue with a line. What had to wait for its time always has its own entry: no
-        cursor tells whether it was ever leased."""
-        if code >= FIRST:
-            self._deliveries[seq] = self._deliveries.get(seq, 0 if code == FIRST else 1) + 1
-        elif code:
-            self._cursors[code] = max(self._cursors.get(code, 0), seq)
-        else:
-            self.cursor = max(self.cursor, seq)
+    def _count(self, seqs: list[int], cursor: int) -> Collection[int]:
+        """One more delivery of each job, in a queue without a line whose cursor was there; those that are known."""
+        self.cursor = max(self.cursor, max(seqs))
+        if min(seqs) > cursor and self._deliveries.keys().isdisjoint(seqs):
+            return ()
+        for seq in seqs:
+            deliveries = self._deliveries.pop(seq, 1 if seq <= cursor else 0)
+            if deliveries:
+                self._deliveries[seq] = deliveries + 1
+        return seqs
+
+    def _count_coded(self, seqs: list[int], codes: bytes) -> Collection[int]:
+        """The same in a queue with a line. What had to wait for its time always has its own entry: no cursor tells
+        whether it was ever leased."""
+        known = []
+        for seq, code in zip(seqs, codes, strict=True):
+            if code >= FIRST:
+                self._deliveries[seq] = self._deliveries.get(seq, 0 if code == FIRST else 1) + 1
+                known.append(seq)
+            elif seq > self.cursor_of(code):
+                self.pass_by(code, seq)
+        return known
 
     def extend(self, seqs: Iterable[int], deadline: int) -> None:
         for seq in seqs:

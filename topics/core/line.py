@@ -77,14 +77,24 @@ class Line:
 
     def terms(self, seq: int) -> tuple[int, int, bool]:
         """The priority of a job, since when it counts as waiting, and whether it had to wait for its time."""
-        chunk = self._near
-        if chunk is None or not chunk.first_seq <= seq <= chunk.last_seq:
-            chunk = self._near = chunk_of(self.topic, seq)
+        chunk = self._chunk_of(seq)
         if chunk is None:
             return 0, 0, False
         index = seq - chunk.first_seq
-        due = chunk.dues.get(index) if chunk.dues is not None else 0
+        if chunk.dues is None:
+            return rank_in(chunk, index), chunk.base_ts + chunk.ts[index], False
+        due = chunk.dues.get(index)
         return rank_in(chunk, index), max(due, chunk.base_ts + chunk.ts[index]), bool(due)
+
+    def priority(self, seq: int) -> int:
+        chunk = self._chunk_of(seq)
+        return rank_in(chunk, seq - chunk.first_seq) if chunk is not None else 0
+
+    def _chunk_of(self, seq: int) -> Chunk | None:
+        chunk = self._near
+        if chunk is None or not 0 <= seq - chunk.first_seq < len(chunk.sizes):
+            chunk = self._near = chunk_of(self.topic, seq)
+        return chunk
 
     def set_free(self, seq: int, rounds: int) -> None:
         """Each delivery, whether it counts or not, makes it as much younger as it takes to grow a level: one that

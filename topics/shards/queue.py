@@ -17,7 +17,7 @@ import trio
 
 from topics import limits
 from topics.core import lease_events
-from topics.core.claims import Want, deal
+from topics.core.claims import Want, deal, divide
 from topics.core.jobs import Jobs
 from topics.core.lease_parts import DISCONNECTED, GIVEN_BACK, Failure, Grant
 from topics.core.leases import Leases
@@ -28,6 +28,8 @@ from topics.shards.timers import Timer
 
 if TYPE_CHECKING:
     from topics.shards.queues import Queues
+
+TAKER_COST = 32  # of one who gets jobs, in jobs
 
 
 class Taker(Protocol):
@@ -67,7 +69,8 @@ class Queue:
         self._queues = queues
         self._engine = queues.engine
         self._takers: dict[Taker, None] = {}  # in their order
-        self._unserved: dict[Taker, None] = {}  # of these: their pass is not over, so they may not wait in vain
+        self._unserved: dict[Taker, int] = {}  # of these: their pass is not over, and what each is to get by it
+        self._was_woken = False  # while the queue was behind
         self._streams: dict[int, Taker] = {}
         self._window: Timer | None = None  # takers gather until it ends
         self._alarm: Timer | None = None
@@ -216,14 +219,21 @@ class Queue:
         if self.is_gone:
             self._end_all()
             return
-        if (self._takers or self._streams) and not self._queues.behind.is_behind(self):
-            if not self._is_up_to_now():
-                self._queues.behind.later(self)
-                return
+        if not self._takers and not self._streams:
+            return
+        behind = self._queues.behind
+        if behind.is_behind(self):
+            self._was_woken = True
+        elif not self._is_up_to_now():
+            behind.later(self)
+        else:
             self._feed_freed()
             if self._unserved:
-                self._pass(list({**self._unserved, **dict.fromkeys(islice(self._takers, self.ready))}))
+                self._serve_next()
+                if self._was_woken and not self._unserved:
+                    behind.later(self)
             elif self._takers and self.ready:
+                self._was_woken = False
                 if self.topic.config.claim_jitter_ms:
                     self._gather()
                 else:
@@ -260,14 +270,36 @@ class Queue:
         self._arm()
 
     def _pass(self, takers: list[Taker]) -> None:
-        """Divide what is ready among the takers. Each of them is out of the queue's list, unless it stays."""
+        """Divide what is ready among the takers. Where that is much, each gets its part in one of several steps."""
+        rooms = [taker.room for taker in takers]
+        if len(takers) == 1 or min(sum(rooms), self.ready) + TAKER_COST * len(takers) <= limits.PASS_JOBS:
+            self._serve(takers, rooms)
+        else:
+            self._unserved.update(zip(takers, divide(self.ready, rooms), strict=True))
+            self._serve_next()
+
+    def _serve_next(self) -> None:
+        """The next takers of a pass that is not over; whoever wants something of the queue waits until it is."""
+        some: dict[Taker, int] = {}
+        cost = 0
+        for taker, share in self._unserved.items():
+            cost += share + TAKER_COST
+            if some and cost > limits.PASS_JOBS:
+                break
+            some[taker] = share
+        self._serve(list(some), list(some.values()))
+        if self._unserved:
+            self._queues.behind.later(self)
+
+    def _serve(self, takers: list[Taker], shares: list[int]) -> None:
+        """Give takers so many jobs at most. Each is out of the queue's list, unless it stays."""
         try:
             self._queues.check_open()
         except TopicsError as error:  # a shard that stops may have stored already who holds what
             self._refuse(takers, error)
             return
         config, leases = self.topic.config, self.leases
-        wants = [Want(taker.room, taker.batch_bytes, []) for taker in takers]
+        wants = [Want(min(want, taker.room), taker.batch_bytes, []) for taker, want in zip(takers, shares, strict=True)]
         limit = config.max_deliveries if config.dead_letter is not None else 0
         now = self._engine.now()
         due = deal(self.topic, leases, wants, limit, limits.DEAD_LETTERS_PER_PASS, now)
@@ -281,8 +313,8 @@ class Queue:
                 seqs = [seq for seq, _ in want.picks]
                 grant = Grant(taker.node, number, deadline, seqs, taker.owner, leases.codes_of(seqs))
                 given.append((taker, want.picks, grant))
-            elif leases.cut_short and taker.room:
-                self._takers[taker] = self._unserved[taker] = None  # the rest of the pass is for it
+            elif leases.cut_short and want.jobs:
+                self._takers[taker], self._unserved[taker] = None, want.jobs  # the rest of the pass is for it
                 self._queues.behind.later(self)
             else:
                 self._pass_over(taker, moves)
@@ -303,8 +335,10 @@ class Queue:
             for taker, got in jobs:
                 self.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
 
+        is_much = sum(len(grant.seqs) for grant in grants) > limits.PASS_JOBS // 8
+        tell_later = partial(self._queues.behind.later, self, tell) if is_much else tell  # a sync serves many claims
         try:
-            told_later = self.log(lease_events.claimed(grants), tell)
+            told_later = self.log(lease_events.claimed(grants), tell_later)
         except TopicsError as error:
             for taker, _, grant in given:
                 for seq in grant.seqs:
