@@ -19,6 +19,7 @@ from topics.core.queue_counts import counts
 from topics.core.requests import quoted
 from topics.core.topic import Topic
 
+JOINED_BYTES = 1024  # of a job on average, if those of a claim are sent in one piece
 _encode = msgspec.json.Encoder().encode
 
 
@@ -126,12 +127,16 @@ def _groups_of(topic: Topic) -> bytes:
 # --- queues -------------------------------------------------------------------------------------------------------
 
 
-def claimed(topic: Topic, jobs: list[tuple[int, bytes]], now_ms: int) -> list[Buffer]:
+def claimed(topic: Topic, jobs: list[bytes], now_ms: int) -> list[Buffer]:
+    """Small texts are joined, as a piece costs as much to send as a kilobyte; large ones are not copied."""
     out: list[Buffer] = [b'{"topic":%b,"claimed":[' % quoted(topic.name)]
-    for index, (_, text) in enumerate(jobs):
-        if index:
-            out.append(b",")
-        out.append(text)
+    if sum(map(len, jobs)) <= JOINED_BYTES * len(jobs):
+        out.append(b",".join(jobs))
+    else:
+        for index, text in enumerate(jobs):
+            if index:
+                out.append(b",")
+            out.append(text)
     out.append(b'],"count":%d,"ready":%d' % (len(jobs), counts(topic, now_ms).ready))
     return out
 
