@@ -236,6 +236,41 @@ def test_an_abandoned_checkpoint_owes_its_flags_once_more() -> None:
     assert not topic.flips
 
 
+def test_a_capture_that_fails_half_way_through_a_topic_leaves_its_flags_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many packs, the chunks that are only there have to be read again, and there may be no handle for that."""
+    driver, topic = stored_topic(512)
+    for _ in range(checkpoint.PACKS_MAX + 1):
+        driver.append("t", [Draft(b"2")])
+        driver.commit()
+        driver.checkpoint()
+    for chunk in topic.chunks:
+        chunk.block = None  # as the tail cache leaves it
+    delete(driver, [5, 7, 9])
+    store = driver.store
+
+    def fail(_: object) -> None:
+        raise OSError(errno.EMFILE, "no file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.handles, "get", fail)
+        work = store.begin_checkpoint()
+        with pytest.raises(OSError, match="no file handle"):
+            for _ in work.capture():
+                pass
+        work.abandon()
+    delete(driver, [11])
+    driver.checkpoint()
+    driver.append("t", [Draft(b"3")])
+    driver.commit()
+    driver.checkpoint()
+    found = recovered(driver, 1, power_loss=True, wal_file_bytes=1 << 24).engine.state.find("t")
+    assert (
+        live_seqs(found)
+        == live_seqs(topic)
+        == [seq for seq in range(1, topic.head_seq + 1) if seq not in (5, 7, 9, 11)]
+    )
+
+
 def test_many_dead_chunks_inside_the_log_give_their_files_back_later() -> None:
     driver, topic = stored_topic(256 * (BURY_STEP + 20))
     before = len(driver.store.data_files)

@@ -145,6 +145,25 @@ def test_chunks_replaced_between_log_and_sync_lose_the_same_records() -> None:
     check_counts(store, topic)
 
 
+def test_a_topic_that_runs_empty_between_counting_and_sync_is_left_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunks have left, but are not all buried yet."""
+    monkeypatch.setattr("topics.core.topic.BURY_STEP", 4)
+    store = opened()
+    for _ in range(8):
+        topic = write(store, 256, {"durability": "fsync"})
+    deletion = Deletion(SeqRanges.from_ascending([5, topic.head_seq - 10]))
+    for _ in deletion.prepare(topic):
+        pass
+    answered: list[int] = []
+    store.engine.delete_records(topic, 0, deletion.ranges, answered.append, refuse, deletion)
+    topic.delete(topic.head_seq + 1, None)
+    assert topic.buried
+    assert not topic.chunks
+    store.commit_all()
+    assert answered == [0]
+    assert (topic.count, topic.bytes) == (0, 0)
+
+
 def test_counting_handles_one_chunk_a_step_and_changes_nothing() -> None:
     store = opened()
     for _ in range(30):

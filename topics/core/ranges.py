@@ -62,19 +62,17 @@ class SeqRanges:
 
     @classmethod
     def from_masks(cls, masks: Iterable[tuple[int, int]]) -> "SeqRanges":
-        """Of each (first seq, mask) the seqs whose bits are set. The masks are ascending and do not overlap."""
+        """Of each (first seq, mask) the seqs whose bits are set, in ascending order of first seqs."""
         ranges = cls()
         firsts, lasts = ranges._firsts, ranges._lasts
-        last = -2
         for first, mask in masks:
-            ranges._count += mask.bit_count()
             for low, high in runs(mask):
-                if first + low == last + 1:
-                    lasts[-1] = first + high - 1
+                if lasts and first + low <= lasts[-1] + 1:
+                    ranges.add(first + low, first + high - 1)
                 else:
                     firsts.append(first + low)
                     lasts.append(first + high - 1)
-                last = first + high - 1
+                    ranges._count += high - low
         return ranges
 
     def _fill(self, firsts: list[int], lasts: list[int]) -> None:

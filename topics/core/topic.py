@@ -310,7 +310,7 @@ class Topic:
     def _pop_dead_front(self) -> None:
         if not self.count:
             self._drop_front(len(self.chunks))
-        elif not self.chunks[0].live:
+        elif self.chunks and not self.chunks[0].live:
             alive = (index for index, chunk in enumerate(self.chunks) if chunk.live)
             self._drop_front(next(alive, len(self.chunks)))
 
@@ -379,7 +379,7 @@ class Topic:
             if self.chunks and self.chunks[0].first_seq < before_seq:
                 deleted += self._kill(self.chunks[0], 0, before_seq - self.chunks[0].first_seq)
         if ranges is not None:
-            strikes = prepared.still_in(self.chunks) if prepared is not None else strikes_in(self.chunks, ranges)
+            strikes = prepared.still_in(self) if prepared is not None else strikes_in(self.chunks, ranges)
             deleted += self.strike(strikes, ranges)
         if self.expiries is not None and ranges is not None:
             lifetimes.forget(self, ranges)
@@ -392,7 +392,7 @@ class Topic:
         flips = self.flips if self.flips is not None else []
         for strike in strikes.items:
             chunk, before, after, records, size = strike
-            if chunk.dead is not before or chunk.gone:
+            if chunk.dead is not before or chunk.gone:  # the same number is the same object if nobody has set it
                 changed.append(strike)
                 continue
             chunk.dead = after

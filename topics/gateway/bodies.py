@@ -35,6 +35,8 @@ async def read_parts(request: Request, limit: int) -> Parts:
     encoding = headers.get(b"content-encoding")
     gzipped = encoding is not None and is_gzip(encoding)
     body = await request.source.read(limit)
+    if isinstance(body, bytes) and len(body) > limit:  # Quart collects up to the largest body there is
+        raise too_large(limit)
     if length is None and body:
         check_type(headers.get(b"content-type"))
     if gzipped and body:

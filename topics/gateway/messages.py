@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from topics.gateway.visitor import Visitor
 
 T = TypeVar("T")
-Parts = bytes | list[bytes]  # of a body; to put the parts of a large one together takes a while
+Parts = bytes | list[bytes | bytearray]  # of a body; to put the parts of a large one together takes a while
 JSON = b"application/json"
 WEBSOCKET_VERSION = b"13"
 

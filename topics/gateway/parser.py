@@ -48,24 +48,36 @@ class Incoming:
         self.http11 = True
         self.keep_alive = False
         self.complete = False
-        self.parts: list[bytes] = []  # of the body, not yet taken
+        self.parts: list[bytes | bytearray] = []  # of the body, not yet taken
         self.received = 0  # bytes of body in all
         self.expects = False  # the client waits for 100 Continue
         self.upgrade = ""  # "websocket" or "h2c": hand the connection over
         self.refusal: Refusal | None = None  # what is wrong with the head
         self.started_ns = 0
 
+    def add(self, data: bytes) -> None:
+        """More of the body. Very many small parts would cost more than their bytes: they are gathered."""
+        self.received += len(data)
+        if not self.parts or len(data) > limits.BODY_PART_BYTES // 2:
+            self.parts.append(data)
+            return
+        last = self.parts[-1]
+        if type(last) is bytearray and len(last) < limits.BODY_PART_BYTES:
+            last += data
+        else:
+            self.parts.append(bytearray(data))
+
     def peek(self) -> bytes:
         """The body, which stays."""
-        if len(self.parts) > 1:
-            self.parts = [b"".join(self.parts)]
-        return self.parts[0] if self.parts else b""
+        body = self.take()
+        self.parts = [body] if body else []
+        return body
 
     def take(self) -> bytes:
         parts = self.take_parts()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts)
 
-    def take_parts(self) -> list[bytes]:
+    def take_parts(self) -> list[bytes | bytearray]:
         parts, self.parts = self.parts, []
         return parts
 
@@ -167,9 +179,7 @@ class RequestParser:
         self.queue.append(request)
 
     def on_body(self, data: bytes) -> None:
-        request = self._now
-        request.parts.append(data)
-        request.received += len(data)
+        self._now.add(data)
 
     def on_message_complete(self) -> None:
         self._now.complete = True

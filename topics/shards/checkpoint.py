@@ -136,7 +136,6 @@ class Checkpoint:
             topic.dirty = True
             return
         flips = [(chunk, chunk.dead) for chunk in topic.flips or ()]
-        topic.flips = None
         if flips:
             topic.prune()  # a stored chunk without a live record no longer holds its file
             self._store.engine.graves.note(topic)
@@ -149,6 +148,7 @@ class Checkpoint:
         entry = snapshot.encode_topic(topic, packs_from)
         last_seq = topic.resident_from - 1 if topic.resident_from else topic.head_seq
         keys = _take_keys(topic)
+        topic.flips = None  # not before: whatever fails until here must leave them owed
         self.captures.append(Capture(topic, entry, sources, last_seq, segment, packs_from, keys, flips))
         self.needs_lsn = max(self.needs_lsn, topic.applied_lsn)
 
