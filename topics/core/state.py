@@ -18,6 +18,7 @@ from topics.core.events import (
     Appended,
     CeilingReserved,
     CreatedAndAppended,
+    Encoded,
     Event,
     Marked,
     RangeLost,
@@ -154,27 +155,35 @@ def forget_keys(state: ShardState, now_ms: int) -> None:
 
 
 def decide_append(
-    state: ShardState, topic: Topic, request: Append, now_ms: int, blocks: list[Block] | None = None
+    state: ShardState,
+    topic: Topic,
+    request: Append,
+    now_ms: int,
+    blocks: list[Block] | None = None,
+    encoded: Encoded | None = None,
 ) -> Appended:
-    """The write, which has been sifted, as one event. Refuses before any seq is taken. `blocks` if they are rendered
-    already."""
+    """The write, which has been sifted, as one event. Refuses before any seq is taken.
+
+    `blocks` if its records were checked and rendered already, and `encoded` if those were.
+    """
     derivation.check_sure(topic)
     key = digest_key(request.key) if request.key is not None else b""
     if key or request.dedups:
         _check_keys(state, key_count(request))
-    if request.has_terms and not request.copied:
-        check_topic(request.records, topic, now_ms)
     ts = blocks[0].base_ts if blocks else max(now_ms, topic.last_ts)
     if blocks is None:
+        if request.has_terms and not request.copied:
+            check_topic(request.records, topic, now_ms)
         blocks = render_blocks(request.records, request.node, topic.next_seq, ts, ids_of(topic, ts))
+        if request.has_terms and blocks:
+            lay_terms(blocks, request.records, ts)
     assert not blocks or (blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts)
-    if request.has_terms and blocks:
-        lay_terms(blocks, request.records, ts)
     if request.origin:
         blocks[0].need_extras().origins[0] = request.origin
     if topic.config.discard == "reject":
         check_room(topic, len(request.records), sum([block.size for block in blocks]))
-    return Appended(topic.id, topic.epoch, ts, topic.next_seq, len(request.records), key, blocks, request.dedups)
+    count = len(request.records)
+    return Appended(topic.id, topic.epoch, ts, topic.next_seq, count, key, blocks, request.dedups, encoded)
 
 
 def check_room(topic: Topic, records: int, size: int) -> None:

@@ -22,7 +22,7 @@ Bodies are the client's bytes, untouched. An open fragment is a JSON object with
 `perf` holds the fields of the reply's `performance` object that only the shard knows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from math import inf
@@ -34,16 +34,15 @@ from topics import errors, limits
 from topics.aside import run_aside
 from topics.core import replies
 from topics.core.config import ConfigPatch, parse_config
-from topics.core.dedup import Sifted, sift
-from topics.core.ids import Ids, ids_of
+from topics.core.dedup import Sifted, sifting
+from topics.core.ids import ids_of
 from topics.core.names import check_topic_name
-from topics.core.render import render_blocks
 from topics.core.requests import Append, decode_append, decode_delete, decode_diff
-from topics.core.topic import SEQ_BASE, Topic
+from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
-from topics.shards.answers import Appending, Done, Fail, Rendered
+from topics.shards.answers import Appending, Done, Fail
 from topics.shards.bodies import Bodies
 from topics.shards.committer import Committer
 from topics.shards.deletes import Deletes
@@ -63,6 +62,7 @@ from topics.shards.heads import (
     TopicHead,
     read_head,
 )
+from topics.shards.idsalt import config_of_new
 from topics.shards.places import METHODS as PLACE_METHODS
 from topics.shards.places import Places
 from topics.shards.polls import Polls
@@ -70,12 +70,14 @@ from topics.shards.queues import METHODS as QUEUE_METHODS
 from topics.shards.queues import Queues
 from topics.shards.reader import BlockReader
 from topics.shards.remains import Remains
+from topics.shards.rendering import render, render_first
 from topics.shards.routers import METHODS as ROUTER_METHODS
 from topics.shards.routers import Routers
 from topics.shards.scheduler import Scheduler
 from topics.shards.sessions import METHODS as WATCH_METHODS
 from topics.shards.sessions import Sessions
 from topics.shards.settling import Settling
+from topics.shards.slices import in_slices
 from topics.shards.store import Store
 
 METHODS = (
@@ -322,8 +324,9 @@ class Service:
         """The topic is held while the records are rendered, other topics are not. Cancelled before, nothing is written;
         from then on the write is made."""
         engine = self._engine
-        if name not in engine.state.topics and not _asks_for_ids(request):  # whose salt would not be known yet
-            rendered = await self._render(sift(request, None, SEQ_BASE, 0, 0), SEQ_BASE, engine.now(), None)
+        if name not in engine.state.topics:
+            draft = Topic(0, name, 0, config_of_new(name, request))
+            rendered = await run_aside(render_first, request, draft, engine.now())
             if name not in engine.state.topics:  # else somebody else made it meanwhile, and its seqs have begun
                 self.check_open()
                 engine.append(name, request, done, fail, rendered)
@@ -334,34 +337,44 @@ class Service:
             engine.append(name, request, done, fail)
             return
         first_seq, ts = engine.hold(topic)
-        ready: Rendered | None = None
+        try:
+            with trio.CancelScope(shield=True):
+                sifted = await self._sift(topic, request)
+                rendered = await run_aside(render, request, sifted, topic, first_seq, ts, ids_of(topic, ts))
+        except BaseException:
+            engine.release(topic, lambda: None)
+            raise
 
         def write() -> None:
             self.check_open()
-            engine.append(name, request, done, fail, ready)
+            engine.append(name, request, done, fail, rendered)
 
-        try:
-            sifted = engine.memory.sift(topic, request, engine.now())
-            with trio.CancelScope(shield=True):
-                ready = await self._render(sifted, first_seq, ts, ids_of(topic, ts))
-        finally:
-            engine.release(topic, lambda: engine.redo(write, fail))
+        engine.release(topic, lambda: engine.redo(write, fail))
 
     async def _turn_on(self, name: str, request: Append) -> Topic | None:
-        """The topic, when nobody holds it and no key of the write is on its way."""
+        """The topic, when nobody holds it or changes it, and no key of the write is on its way."""
         while (topic := self._engine.state.topics.get(name)) is not None:
             over = trio.Event()
-            if topic.held is not None:
+            if topic.parked is not None:
+                topic.parked.append(over.set)
+            elif topic.held is not None:
                 topic.held.append(over.set)
             elif not self._engine.memory.waits(topic, request, over.set):
                 break
             await over.wait()
         return topic
 
-    async def _render(self, sifted: Sifted, first_seq: int, ts: int, ids: Ids | None) -> Rendered:
-        request = sifted.request
-        blocks = await run_aside(render_blocks, request.records, request.node, first_seq, ts, ids)
-        return Rendered(sifted, blocks)
+    async def _sift(self, topic: Topic, request: Append) -> Sifted:
+        """In slices: keys are known to the loop alone."""
+        sifted = Sifted(request)
+        now, window_ms = self._engine.now(), topic.config.idempotency_window_ms
+
+        def steps() -> Iterator[None]:
+            nonlocal sifted
+            sifted = yield from sifting(request, topic.keys, topic.next_seq, now, window_ms)
+
+        await in_slices(steps())
+        return sifted
 
     # --- diff and delete ------------------------------------------------------------------------------------------
 
@@ -417,10 +430,6 @@ def _takes_long(body: bytes) -> bool:
     first = body[: limits.INLINE_BODY_BYTES]  # as its records are, so are the others of most batches
     plain = not any(name in first for name in _MORE_THAN_DATA)
     return body.count(b'"data"') > (limits.INLINE_PLAIN_RECORDS if plain else limits.INLINE_RECORDS)
-
-
-def _asks_for_ids(request: Append) -> bool:
-    return request.config is not None and bool(request.config.changes.get("message_ids"))
 
 
 def _before(first: Callable[[], None], then: Callable[[Any], None]) -> Callable[[Any], None]:
