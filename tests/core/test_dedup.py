@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.core.strategies import many
-from topics.core.dedup import STEP, sift, sifting
+from topics.core.dedup import sift
 from topics.core.idempotency import KeyWindow, Remembered, digest_key, digest_record_key
 from topics.core.requests import Append, decode_append
 from topics.errors import TopicsError
@@ -74,9 +74,3 @@ def test_a_large_body_in_pieces_has_all_its_keys():
     found = decode_append(body, "t", Limits())
     assert found.dedups == tuple((n, digest_record_key(f"k{n % 700}")) for n in range(1500))
     assert len(sift(found, None, 1, NOW, WINDOW).request.records) == 700
-
-
-def test_many_keys_are_looked_up_in_small_steps():
-    many_keys = request(*[f"k{n}" for n in range(3 * STEP)])
-    steps = sifting(many_keys, window({"k7": (3, NOW)}), 41, NOW, WINDOW)
-    assert sum(1 for _ in steps) == 3

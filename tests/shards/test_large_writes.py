@@ -2,7 +2,6 @@
 
 import json
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -42,19 +41,15 @@ def forbid(monkeypatch: pytest.MonkeyPatch) -> None:
 class Gate:
     """Keeps writes that are being made ready in their threads until it is opened."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.opened = threading.Event()
         self.waiting = 0
-        for name in names:
-            monkeypatch.setattr(service_module, name, self._behind(getattr(rendering, name)))
+        monkeypatch.setattr(service_module, "render", self._render)
 
-    def _behind(self, work: Callable[..., Any]) -> Callable[..., Any]:
-        def wait_first(*args: Any) -> Any:
-            self.waiting += 1
-            assert self.opened.wait(10)
-            return work(*args)
-
-        return wait_first
+    def _render(self, *args: Any) -> Any:
+        self.waiting += 1
+        assert self.opened.wait(10)
+        return rendering.render(*args)
 
 
 async def everything(connection: Any) -> list[dict[str, Any]]:
@@ -97,7 +92,7 @@ async def test_the_loop_does_none_of_the_large_work_and_a_replay_has_the_same(
 
 async def test_the_first_write_of_a_topic_gets_its_ids_when_it_is_logged(monkeypatch: pytest.MonkeyPatch) -> None:
     files = FaultyFiles()
-    gate = Gate(monkeypatch, "render_first")
+    gate = Gate(monkeypatch)
     async with serving(files) as (service, connection):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ask, connection, "append", rich())
@@ -138,7 +133,7 @@ async def test_a_write_that_may_not_make_its_topic_is_refused_before_it_is_rende
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with serving() as (service, connection):
-        monkeypatch.setattr(service_module, "render_first", None)
+        monkeypatch.setattr(service_module, "render", None)
         with pytest.raises(TopicsError) as caught:
             await ask(connection, "append", rich(create=False))
         assert caught.value.code == errors.TOPIC_NOT_FOUND

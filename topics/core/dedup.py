@@ -6,7 +6,6 @@ in the log frame of its record: a crash keeps both or neither. A write is sifted
 what is appended has seqs without gaps as ever.
 """
 
-from collections.abc import Generator
 from typing import NamedTuple
 
 import msgspec
@@ -15,7 +14,6 @@ from topics.core.idempotency import KeyWindow, Remembered
 from topics.core.requests import Append
 
 Duplicates = tuple[tuple[int, int], ...]  # (index in the request, the seq it maps to)
-STEP = 256  # keys that are looked up in one step
 
 
 class Sifted(NamedTuple):
@@ -27,25 +25,10 @@ class Sifted(NamedTuple):
 
 def sift(request: Append, keys: KeyWindow | None, first_seq: int, now_ms: int, window_ms: int) -> Sifted:
     """Leave out what is there already or stands in the request twice. The rest gets seqs from `first_seq` on."""
-    steps = sifting(request, keys, first_seq, now_ms, window_ms)
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            sifted: Sifted = end.value
-            return sifted
-
-
-def sifting(
-    request: Append, keys: KeyWindow | None, first_seq: int, now_ms: int, window_ms: int
-) -> Generator[None, None, Sifted]:
-    """The same in small steps. No key of the request may be added to the others between two of them."""
     seqs: dict[bytes, int] = {}
     kept: list[tuple[int, bytes]] = []
     dropped: list[tuple[int, int]] = []
-    for place, (index, digest) in enumerate(request.dedups, 1):
-        if not place % STEP:
-            yield
+    for index, digest in request.dedups:
         seq = seqs.get(digest)
         if seq is None:
             found = keys.find(digest, now_ms, window_ms) if keys is not None else None

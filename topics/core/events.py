@@ -65,23 +65,22 @@ Part = bytes | bytearray  # of a frame's body
 
 
 class Encoded:
-    """The bytes of a large append's blocks and dedup keys. Made in a thread: all of its texts are copied.
+    """The bytes of a large append's blocks. Made in a thread: all of its texts are copied.
 
     They are those of the event, whatever its blocks grow to later. Whoever logs it takes them, so that they go with the
     frame.
     """
 
-    __slots__ = ("_bodies", "_dedups")
+    __slots__ = ("_bodies",)
 
-    def __init__(self, blocks: Sequence[Block], dedups: tuple[tuple[int, bytes], ...]) -> None:
+    def __init__(self, blocks: Sequence[Block]) -> None:
         self._bodies = [encode_unaddressed(block) for block in blocks]
-        self._dedups = _encode_dedups(dedups)
 
-    def take(self, topic_id: int, epoch: int) -> list[Part]:
+    def take(self, topic_id: int, epoch: int) -> Sequence[Part]:
         bodies, self._bodies = self._bodies, []
         for body in bodies:
             address(body, topic_id, epoch)
-        return [self._dedups, *bodies]
+        return bodies
 
 
 class Appended(msgspec.Struct, frozen=True):
@@ -246,16 +245,15 @@ def _encode_appended(event: Appended) -> list[Part]:
         event.topic_id, event.epoch, event.ts, event.first_seq, event.count, len(event.key),
         _DEDUPS if dedups else 0, len(event.blocks),
     )  # fmt: skip
+    blocks: Sequence[Part]
     if event.encoded is not None:
-        return [head, event.key, *event.encoded.take(event.topic_id, event.epoch)]
-    blocks = [encode_body(block, event.topic_id, event.epoch) for block in event.blocks]
+        blocks = event.encoded.take(event.topic_id, event.epoch)
+    else:
+        blocks = [encode_body(block, event.topic_id, event.epoch) for block in event.blocks]
     if dedups:
-        return [head, event.key, _encode_dedups(dedups), *blocks]
+        packed = b"".join([_DEDUP.pack(*one) for one in dedups])
+        return [head, event.key, _LENGTH.pack(len(dedups)), packed, *blocks]
     return [head, event.key, *blocks]
-
-
-def _encode_dedups(dedups: tuple[tuple[int, bytes], ...]) -> bytes:
-    return b"".join([_LENGTH.pack(len(dedups)), *[_DEDUP.pack(*one) for one in dedups]]) if dedups else b""
 
 
 def _decode_appended(view: memoryview) -> Appended:

@@ -72,8 +72,6 @@ class KeyMemory:
         """The write without its duplicates, after a check of all of it: what is wrong is wrong in a duplicate, too."""
         if request.has_terms and not request.copied:
             check_topic(request.records, topic, now_ms)
-        if not request.dedups:
-            return Sifted(request)
         return sift(request, topic.keys, topic.next_seq, now_ms, topic.config.idempotency_window_ms)
 
     def make_room(self, request: Append, now_ms: int) -> None:

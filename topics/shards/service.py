@@ -22,7 +22,7 @@ Bodies are the client's bytes, untouched. An open fragment is a JSON object with
 `perf` holds the fields of the reply's `performance` object that only the shard knows.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from math import inf
@@ -34,7 +34,6 @@ from topics import errors, limits
 from topics.aside import run_aside
 from topics.core import replies
 from topics.core.config import ConfigPatch, parse_config
-from topics.core.dedup import Sifted, sifting
 from topics.core.ids import ids_of
 from topics.core.names import check_topic_name
 from topics.core.requests import Append, decode_append, decode_delete, decode_diff
@@ -70,14 +69,13 @@ from topics.shards.queues import METHODS as QUEUE_METHODS
 from topics.shards.queues import Queues
 from topics.shards.reader import BlockReader
 from topics.shards.remains import Remains
-from topics.shards.rendering import render, render_first
+from topics.shards.rendering import render
 from topics.shards.routers import METHODS as ROUTER_METHODS
 from topics.shards.routers import Routers
 from topics.shards.scheduler import Scheduler
 from topics.shards.sessions import METHODS as WATCH_METHODS
 from topics.shards.sessions import Sessions
 from topics.shards.settling import Settling
-from topics.shards.slices import in_slices
 from topics.shards.store import Store
 
 METHODS = (
@@ -325,8 +323,8 @@ class Service:
         from then on the write is made."""
         engine = self._engine
         if name not in engine.state.topics:
-            draft = Topic(0, name, 0, config_of_new(name, request))
-            rendered = await run_aside(render_first, request, draft, engine.now())
+            draft, ts = Topic(0, name, 0, config_of_new(name, request)), engine.now()
+            rendered = await run_aside(render, engine.memory, draft, request, ts, ids_of(draft, ts))
             if name not in engine.state.topics:  # else somebody else made it meanwhile, and its seqs have begun
                 self.check_open()
                 engine.append(name, request, done, fail, rendered)
@@ -336,11 +334,10 @@ class Service:
         if topic is None or topic.removing:
             engine.append(name, request, done, fail)
             return
-        first_seq, ts = engine.hold(topic)
+        _, ts = engine.hold(topic)
         try:
             with trio.CancelScope(shield=True):
-                sifted = await self._sift(topic, request)
-                rendered = await run_aside(render, request, sifted, topic, first_seq, ts, ids_of(topic, ts))
+                rendered = await run_aside(render, engine.memory, topic, request, ts, ids_of(topic, ts))
         except BaseException:
             engine.release(topic, lambda: None)
             raise
@@ -363,18 +360,6 @@ class Service:
                 break
             await over.wait()
         return topic
-
-    async def _sift(self, topic: Topic, request: Append) -> Sifted:
-        """In slices: keys are known to the loop alone."""
-        sifted = Sifted(request)
-        now, window_ms = self._engine.now(), topic.config.idempotency_window_ms
-
-        def steps() -> Iterator[None]:
-            nonlocal sifted
-            sifted = yield from sifting(request, topic.keys, topic.next_seq, now, window_ms)
-
-        await in_slices(steps())
-        return sifted
 
     # --- diff and delete ------------------------------------------------------------------------------------------
 
