@@ -180,6 +180,7 @@ REQUEST_BODY_BYTES = 1 * MIB  # of a request that is no append; and of all in an
 BODY_JOIN_BYTES = 1 * MIB  # a body up to this size is put together in the loop; of larger ones the parts are passed on
 HTTP_BODIES_BYTES = 512 * MIB  # of request bodies that one gateway holds at once
 HTTP_FREE_BODY_BYTES = 64 * KIB  # a body up to this size is not counted there
+INFLATE_PART_BYTES = 256 * KIB  # of a body come out of the inflater at once
 INFLATE_THREADS = 4  # each may hold an inflated body that is not counted yet
 GZIP_MIN_BYTES = 1 * KIB  # smaller answers are not worth compressing
 GZIP_THREAD_BYTES = 32 * KIB  # above this, compression and inflation happen in a thread
