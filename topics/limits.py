@@ -74,7 +74,11 @@ REDRIVE_DEFAULT = 1000  # dead letters that one call moves back
 REDRIVE_MAX = 10_000
 REDRIVE_WAIT_MS = 15_000  # it answers after this long at the latest; what is under way then goes on
 LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
+KEPT_AT_ONCE = 512  # jobs of which the leases log is told in one step when it begins to have those of a queue
+GIVE_BACK_STEP = 512  # jobs that are given back in one step when the stream that holds them is gone
 SETTLE_STEP = 256  # jobs of a queue that become free in one step
+PASS_JOBS = 1024  # jobs that are dealt in one step, except to one who wants more; each who gets some counts as 32
+PASS_STEP = 512  # entries that no longer stand, and blocks without a job, that a pass looks past
 OVERDUE_STEP = 1024  # jobs that a pass leaves to later ones, as they are due for the dead-letter topic
 FORGET_STEP = 1024  # jobs that are gone and of which a queue forgets what it knew, in one step
 

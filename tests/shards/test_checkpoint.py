@@ -3,6 +3,7 @@
 import errno
 import json
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,10 +12,11 @@ import trio
 from topics import limits
 from topics.core import diff
 from topics.core.loss import Tombstone
+from topics.core.ranges import SeqRanges
 from topics.core.requests import Diff
 from topics.core.topic import BURY_STEP, Topic
 from topics.limits import Limits
-from topics.shards import checkpoint, snapshot
+from topics.shards import checkpoint, datafile, snapshot
 from topics.shards.checkpoint import PACKS_MAX, Checkpoint
 from topics.shards.install import STEP
 from topics.shards.recovery import recover
@@ -218,6 +220,106 @@ def test_dead_chunks_that_are_stored_anew_give_their_files_back_in_small_steps()
     held = Counter(chunk.file.id for chunk in topic.chunks + topic.spent if chunk.file is not None)
     assert held == {info.id: info.chunks for info in driver.store.data_files.values()}
     assert all(chunk.file is not None for chunk in topic.spent)
+
+
+def stored_topic(records: int) -> tuple[Driver, Topic]:
+    """A topic in segments, its tail too."""
+    driver = Driver(monitored=False, bounds=Limits(segment_events=512), wal_file_bytes=1 << 24).start()
+    driver.append("t", [Draft(b"1")] * 256, config={"durability": "fsync"})
+    for _ in range(records // 256 - 1):
+        driver.append("t", [Draft(b"1")] * 256)
+    driver.commit()
+    driver.checkpoint()
+    return driver, driver.topic("t")
+
+
+def delete(driver: Driver, seqs: Iterable[int]) -> None:
+    topic = driver.topic("t")
+    driver.store.engine.delete_records(topic, 0, SeqRanges.from_ascending(seqs), ignore, ignore)
+    driver.store.commit_all()
+
+
+def ignore(_: object) -> None:
+    """An answer that nobody looks at."""
+
+
+def live_seqs(topic: Topic) -> list[int]:
+    return [c.first_seq + i for c in topic.chunks for i in range(len(c)) if not c.dead >> i & 1]
+
+
+def flags_in_files(store: Store, topic: Topic) -> list[int]:
+    """The seqs that are deleted by the flags in the files alone."""
+    found = []
+    for chunk in topic.chunks:
+        assert chunk.file is not None
+        mask = datafile.read_flags(store.files.open(chunk.file.path), chunk)
+        found += [chunk.first_seq + index for index in range(len(chunk)) if mask >> index & 1]
+    return found
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_many_delete_flags_are_seen_to_in_steps_and_are_those_of_one_instant(
+    monkeypatch: pytest.MonkeyPatch, power_loss: bool
+) -> None:
+    monkeypatch.setattr(checkpoint, "FLIP_STEP", 4)
+    driver, topic = stored_topic(256 * 12)
+    first = range(1, topic.head_seq + 1, 256)
+    delete(driver, first)
+    work = driver.store.begin_checkpoint()
+    steps = work.capture()
+    next(steps)
+    assert len(work.captures[0].flips) == len(first) == 12
+    late = [topic.chunks[0].first_seq + 1, topic.chunks[-1].first_seq + 1]  # in chunks whose flags are on their way
+    delete(driver, late)
+    assert len(list(steps)) >= 2
+    driver.commit()
+    work.write()
+    assert flags_in_files(driver.store, topic) == list(first), "flags never run ahead of the snapshot"
+    assert len(list(work.install())) >= 3
+    driver.store.forget(work)
+    work.sweep()
+    assert [chunk.first_seq + 1 for chunk in topic.flips or ()] == late, "what came late is owed"
+    store = recovered(driver, 1, power_loss=power_loss, wal_file_bytes=1 << 24)
+    again = store.engine.state.find("t")
+    assert live_seqs(again) == live_seqs(topic)
+    store.checkpoint()
+    assert flags_in_files(store, again) == sorted([*first, *late])
+
+
+def test_an_abandoned_checkpoint_owes_its_flags_once_more() -> None:
+    driver, topic = stored_topic(256 * 8)
+    gone = range(5, topic.head_seq + 1, 256)
+    delete(driver, gone)
+    work = driver.store.begin_checkpoint()
+    steps = work.capture()
+    next(steps)
+    delete(driver, [7])
+    for _ in steps:
+        pass
+    work.abandon()
+    driver.store.forget(work)
+    driver.checkpoint()
+    assert flags_in_files(driver.store, topic) == sorted([*gone, 7])
+    assert not topic.flips
+
+
+def test_many_dead_chunks_inside_the_log_give_their_files_back_later() -> None:
+    driver, topic = stored_topic(256 * (BURY_STEP + 20))
+    before = len(driver.store.data_files)
+    delete(driver, range(257, topic.head_seq - 256 + 1))
+    assert len(topic.chunks) == BURY_STEP + 20, "they are inside"
+    driver.checkpoint()
+    assert len(topic.chunks) == 2
+    assert topic.buried, "so many are not given back in one step"
+    for _ in driver.store.engine.graves.bury():
+        pass
+    assert not topic.buried
+    driver.append("t", [Draft(b"1")])
+    driver.commit()
+    driver.checkpoint()
+    assert len(driver.store.data_files) < before
+    found = recovered(driver, 1, power_loss=True, wal_file_bytes=1 << 24).engine.state.find("t")
+    assert live_seqs(found) == live_seqs(topic)
 
 
 class NoHandles:

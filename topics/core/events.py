@@ -20,13 +20,13 @@ from topics.core.blockform import address, decode_block, encode_body, encode_una
 from topics.core.config import TopicConfig, from_wire, to_wire
 from topics.core.deletion import Deletion
 from topics.core.derivation import Mark
+from topics.core.keyruns import DEDUP_BYTES, Dedups, NewKeys, pack_dedups, unpack_dedups
 from topics.core.ranges import SeqRanges
 from topics.core.residence import Kept
 
 CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH, MARKED = range(1, 11)
 _APPENDED = struct.Struct("<QQQQIBBH")
 _LENGTH = struct.Struct("<I")
-_DEDUP = struct.Struct("<I16s")
 _DEDUPS = 1  # flag of an append
 
 
@@ -93,7 +93,8 @@ class Appended(msgspec.Struct, frozen=True):
     count: int
     key: bytes  # digest of the idempotency key, or empty
     blocks: list[Block]
-    dedups: tuple[tuple[int, bytes], ...] = ()  # (index of the record, digest of its dedup_key)
+    dedups: Dedups = ()
+    prepared: NewKeys | None = None  # the dedup keys, if they were made ready ahead; not logged
     encoded: Encoded | None = None
 
     @property
@@ -251,7 +252,7 @@ def _encode_appended(event: Appended) -> list[Part]:
     else:
         blocks = [encode_body(block, event.topic_id, event.epoch) for block in event.blocks]
     if dedups:
-        packed = b"".join([_DEDUP.pack(*one) for one in dedups])
+        packed = event.prepared.packed if event.prepared is not None else pack_dedups(dedups)
         return [head, event.key, _LENGTH.pack(len(dedups)), packed, *blocks]
     return [head, event.key, *blocks]
 
@@ -260,7 +261,7 @@ def _decode_appended(view: memoryview) -> Appended:
     topic_id, epoch, ts, first_seq, count, key_len, flags, block_count = _APPENDED.unpack_from(view)
     at = _APPENDED.size + key_len
     key = bytes(view[_APPENDED.size : at])
-    dedups: tuple[tuple[int, bytes], ...] = ()
+    dedups: Dedups = ()
     if flags & _DEDUPS:
         dedups, at = _decode_dedups(view, at, count)
     blocks = []
@@ -278,12 +279,12 @@ def _decode_appended(view: memoryview) -> Appended:
     return Appended(topic_id, epoch, ts, first_seq, count, key, blocks, dedups)
 
 
-def _decode_dedups(view: memoryview, at: int, count: int) -> tuple[tuple[tuple[int, bytes], ...], int]:
+def _decode_dedups(view: memoryview, at: int, count: int) -> tuple[Dedups, int]:
     """The dedup keys of an append of `count` records, and where they end."""
     (number,) = _LENGTH.unpack_from(view, at)
     at += _LENGTH.size
-    end = at + number * _DEDUP.size
-    dedups = tuple(_DEDUP.iter_unpack(view[at:end]))
+    end = at + number * DEDUP_BYTES
+    dedups = unpack_dedups(view[at:end])
     if len(dedups) != number or any(index >= count for index, _ in dedups):
         raise BadEvent("the dedup keys of an append do not fit its records")
     return dedups, end

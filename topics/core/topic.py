@@ -94,7 +94,7 @@ class Topic:
         self.pending = 0
         self.pending_records = 0
         self.pending_bytes = 0
-        self.pending_keys: dict[bytes, list[Callable[[], None]]] | None = None
+        self.pending_keys: dict[bytes, list[Callable[[], None]]] | None = None  # one list for all of a write
         self.parked: list[Callable[[], None]] | None = None
         self.waiters: dict[Callable[[], None], None] | None = None  # long-polls, in their order; none cost nothing
         self.held: list[Callable[[], None]] | None = None  # commands behind a large write that is being rendered
@@ -141,7 +141,7 @@ class Topic:
     def take_waiting(self) -> list[Callable[[], None]]:
         """Commands that wait for a pending one; nothing waits any more."""
         waiting = list(self.parked or ())
-        for retries in (self.pending_keys or {}).values():
+        for retries in {id(retries): retries for retries in (self.pending_keys or {}).values()}.values():
             waiting += retries
         self.parked, self.pending_keys = None, None
         return waiting
@@ -352,11 +352,13 @@ class Topic:
             self._set_aside(front)
 
     def bury(self) -> bool:
-        """Let the files of some chunks go that left at the front; whether there are more."""
+        """Let the files of some chunks go that left at the front, and some keys that are forgotten; whether there are
+        more."""
         for chunk in self.buried[-BURY_STEP:]:
             release(chunk)
         del self.buried[-BURY_STEP:]
-        return bool(self.buried)
+        untidy = self.keys is not None and self.keys.tidy()
+        return untidy or bool(self.buried)
 
     def holds(self, chunk: Chunk) -> bool:
         """Whether the chunk is still part of the log."""

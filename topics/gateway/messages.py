@@ -58,11 +58,20 @@ def header_map(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 # An id that a client chose is used if it can stand in a header, a log line and a shell. Ours: this process, a count.
 SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}")
 _ids = count(1)
-_ID_FORMAT = os.urandom(6).hex().encode() + b"-%x"
+_id_format = b""
+
+
+def _name_process() -> None:
+    global _id_format
+    _id_format = os.urandom(6).hex().encode() + b"-%x"
+
+
+_name_process()
+os.register_at_fork(after_in_child=_name_process)  # gateways are forks of a process that has imported this
 
 
 def new_id() -> bytes:
-    return _ID_FORMAT % next(_ids)
+    return _id_format % next(_ids)
 
 
 class Request:

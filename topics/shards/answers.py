@@ -7,6 +7,7 @@ from topics.core.block import Block
 from topics.core.config import TopicConfig
 from topics.core.dedup import Duplicates, Sifted
 from topics.core.events import Encoded, Event
+from topics.core.keyruns import NewKeys
 from topics.core.topic import Topic
 
 Done = Callable[[Any], None]
@@ -31,7 +32,8 @@ class Rendered(NamedTuple):
 
     sifted: Sifted
     blocks: list[Block]
-    encoded: Encoded | None
+    keys: NewKeys | None  # if it has dedup keys
+    encoded: Encoded | None  # if it is to be logged
     config: TopicConfig  # what the topic has, or is to have if there is none
 
 

@@ -38,6 +38,7 @@ from topics.aside import let_go
 from topics.core.bits import span
 from topics.core.blockform import flags_from_mask
 from topics.core.chunk import Chunk, DataFile
+from topics.core.keyruns import Run
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.limits import Limits
@@ -156,8 +157,7 @@ class Checkpoint:
         packs_from = self._store.next_file_id if whole else topic.packs_from
         entry = snapshot.encode_topic(topic, packs_from)
         last_seq = topic.resident_from - 1 if topic.resident_from else topic.head_seq
-        digests, keys = _take_keys(topic)
-        capture = Capture(topic, entry, sources, last_seq, segment, packs_from, digests, keys, flips)
+        capture = Capture(topic, entry, sources, last_seq, segment, packs_from, _take_keys(topic), flips)
         self.captures.append(capture)
         if flips:
             self._behind.append(capture)
@@ -276,10 +276,13 @@ class Checkpoint:
         self._move()
         self.commit.next_file_id = self._store.next_file_id
         try:
-            keys = [(c.topic.id, c.keys) for c in self.captures if c.keys]
+            keys = [(c.topic.id, run.encode()) for c in self.captures for run in c.keys]
             self._store.snapshot_log.commit(((c.topic.id, self._entry_of(c)) for c in self.captures), self.commit, keys)
         finally:
             self.committing = self._store.snapshot_log.in_doubt
+        for capture in self.captures:
+            while capture.keys:
+                capture.keys.pop()  # forgotten meanwhile, they would all be freed at once, in the loop
         self._flip()
 
     def _entry_of(self, capture: Capture) -> bytes:
@@ -394,8 +397,8 @@ class Checkpoint:
             for chunk, _ in capture.flips:
                 if self._is_stored(chunk):
                     _owe_flags(self._store, capture.topic, chunk)
-            if capture.digests and capture.topic.keys is not None:
-                capture.topic.keys.give_back(capture.digests)
+            if capture.keys and capture.topic.keys is not None:
+                capture.topic.keys.give_back(capture.keys)
         _remove(self._store.files, self.commit.added)
 
     # --- in a thread again ----------------------------------------------------------------------------------------
@@ -451,12 +454,9 @@ def _remove_blocks(files: Files, moved: list[DataFile]) -> None:
         log.warning("data files that have moved to the cold directory stay: %s", error)
 
 
-def _take_keys(topic: Topic) -> tuple[list[bytes], bytes]:
+def _take_keys(topic: Topic) -> list[Run]:
     """Not those of records that only the memory has: a crash takes both."""
-    if topic.keys is None:
-        return [], b""
-    digests = topic.keys.take_fresh(topic.resident_from or None)
-    return digests, topic.keys.encode(digests)
+    return topic.keys.take_fresh(topic.resident_from or None) if topic.keys is not None else []
 
 
 def _settle_flips(store: "Store", topic: Topic, flips: list[Flip]) -> Iterator[None]:

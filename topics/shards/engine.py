@@ -72,7 +72,7 @@ class Engine:
         self.holdings = Holdings(state)
         self.quota = Quota()
         self.graves = Graves()
-        self.memory = KeyMemory(state)
+        self.memory = KeyMemory(state, self.graves)
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
         self.expired = 0  # records whose time was over, since the start
@@ -176,8 +176,8 @@ class Engine:
                 return
         if request.key is not None or request.dedups:
             self.memory.make_room(request, now)
-        blocks, encoded = (rendered.blocks, rendered.encoded) if rendered is not None else (None, None)
-        event = core.decide_append(self.state, topic, request, now, blocks, encoded)
+        ready = rendered[1:4] if rendered is not None else (None, None, None)
+        event = core.decide_append(self.state, topic, request, now, *ready)
         self.admit(0, topic, event)
         self._append(topic, event, done, fail, duplicates)
 
@@ -382,8 +382,9 @@ class Engine:
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
         sifted = rendered.sifted if rendered is not None else self.memory.sift(draft, request, now)
-        blocks, encoded = (rendered.blocks, rendered.encoded) if rendered is not None else (None, None)
-        event = core.decide_append(self.state, draft, sifted.request, now, blocks, encoded)
+        ready = rendered[1:4] if rendered is not None else (None, None, None)
+        self.memory.make_room(sifted.request, now)
+        event = core.decide_append(self.state, draft, sifted.request, now, *ready)
         self.admit(1, draft, event)
         last_seq = event.first_seq + event.count - 1
         both: Event = created if config.durability == "ephemeral" else CreatedAndAppended(created, event)

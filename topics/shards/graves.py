@@ -1,6 +1,8 @@
 """Chunks that left their topics many at once: millions of records expired, were evicted or deleted in one event.
 
 They are out of the log at once, but giving their files back takes a step each. Until it is done the files stay.
+
+So it is with keys that are forgotten: nobody finds them any more, and their memory is given back a few at a time.
 """
 
 from collections.abc import Iterator
@@ -13,7 +15,7 @@ class Graves:
         self._topics: set[Topic] = set()
 
     def note(self, topic: Topic) -> None:
-        if topic.buried:
+        if topic.buried or (topic.keys is not None and topic.keys.untidy):
             self._topics.add(topic)
 
     def bury(self) -> Iterator[None]:
@@ -22,3 +24,4 @@ class Graves:
             topic = self._topics.pop()
             while topic.bury():
                 yield
+            yield

@@ -372,7 +372,7 @@ class Claimer:
         try:
             if jobs is not None:
                 call.if_unheard(partial(self._give_back, leases))
-            shown = jobs.render(queue.leases) if jobs is not None else []
+            shown = jobs.render(queue.leases)[1] if jobs is not None else []
             call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.now()))
         except Exception as error:
             self._give_back(leases)

@@ -69,7 +69,7 @@ from topics.shards.queues import METHODS as QUEUE_METHODS
 from topics.shards.queues import Queues
 from topics.shards.reader import BlockReader
 from topics.shards.remains import Remains
-from topics.shards.rendering import render
+from topics.shards.rendering import make_ready, render
 from topics.shards.routers import METHODS as ROUTER_METHODS
 from topics.shards.routers import Routers
 from topics.shards.scheduler import Scheduler
@@ -337,14 +337,18 @@ class Service:
         _, ts = engine.hold(topic)
         try:
             with trio.CancelScope(shield=True):
-                rendered = await run_aside(render, engine.memory, topic, request, ts, ids_of(topic, ts))
+                ready = await run_aside(make_ready, engine.memory, topic, request, ts, ids_of(topic, ts))
         except BaseException:
             engine.release(topic, lambda: None)
             raise
 
         def write() -> None:
             self.check_open()
-            engine.append(name, request, done, fail, rendered)
+            if isinstance(ready, Appending):
+                engine.check_writable()
+                done(ready)
+            else:
+                engine.append(name, request, done, fail, ready)
 
         engine.release(topic, lambda: engine.redo(write, fail))
 
