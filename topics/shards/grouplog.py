@@ -6,8 +6,7 @@ replay uses, so that calls are decided by the newest state; a cursor is shown to
 When the log has grown by about as many events as there are groups, it is written anew: one event a group, many in a
 record, a record with each event that comes; then what was before is deleted. Whatever a crash keeps of that, a replay
 comes to the same, because an event of a group tells all that counts of it or just its cursor, and the last one is
-right.
-Events of topics that are gone count for nothing, and go when the log is written anew.
+right. Events of topics that are gone count for nothing, and go when the log is written anew.
 """
 
 import logging
