@@ -50,7 +50,7 @@ HAND_OUT_NS = 150_000  # sends to live readers before others have a turn; measur
 RING_BYTES = 256 * KIB  # of batches that a feed keeps for readers that are about to join it
 RING_MS = 250  # how long; what is deleted meanwhile could still be seen
 PROGRESS_MS = 1_000  # cursors of open streams are told to their session this often
-PROGRESS_CURSORS = 1_000  # in one message, or a few more
+PROGRESS_CURSORS = 500  # in one message, or a few more
 FEED_RETRY_MIN_MS = 20  # while a topic's shard is down, doubling up to the next line
 FEED_RETRY_MAX_MS = 1_000
 
@@ -186,6 +186,7 @@ BODY_PART_BYTES = 64 * KIB  # what comes in smaller parts is gathered to parts o
 BODY_JOIN_BYTES = 1 * MIB  # a body up to this size is put together in the loop; of larger ones the parts are passed on
 HTTP_BODIES_BYTES = 512 * MIB  # of request bodies that one gateway holds at once
 HTTP_FREE_BODY_BYTES = 64 * KIB  # a body up to this size is not counted there
+INFLATE_PART_BYTES = 256 * KIB  # of a body come out of the inflater at once
 INFLATE_THREADS = 4  # each may hold an inflated body that is not counted yet
 GZIP_MIN_BYTES = 1 * KIB  # smaller answers are not worth compressing
 GZIP_THREAD_BYTES = 32 * KIB  # above this, compression and inflation happen in a thread
@@ -202,7 +203,7 @@ WATCH_DEFINITION_BYTES = 1 * MIB
 WATCH_TAKEOVER_MS = 1_000  # a new stream waits this long for the final cursors of the one it takes over from
 WATCH_SEND_RETRY_MS = 5  # how often a stream that begins looks for room in a full send queue
 WATCH_COLLECT_MS = 100  # sessions that are over are looked for this often
-WATCH_COLLECT_MAX = 1000  # and so many are removed at a time
+WATCH_COLLECT_MAX = 300  # and so many are removed at a time
 WATCH_SAVE_BYTES = 1 * MIB  # of cursors that a stopping shard stores in one write
 
 # --- routers ------------------------------------------------------------------------------------------------------

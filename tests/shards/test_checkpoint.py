@@ -2,6 +2,7 @@
 
 import errno
 import json
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,7 +17,7 @@ from topics.core.requests import Diff
 from topics.core.topic import BURY_STEP, Topic
 from topics.limits import Limits
 from topics.shards import checkpoint, datafile, snapshot
-from topics.shards.checkpoint import Checkpoint
+from topics.shards.checkpoint import PACKS_MAX, Checkpoint
 from topics.shards.install import STEP
 from topics.shards.recovery import recover
 from topics.shards.shard import Shard
@@ -141,18 +142,84 @@ def test_installing_a_large_topic_goes_in_steps_and_leaves_it_whole_between_them
         pass
     driver.commit()
     work.write()
-    steps = 0
+    steps, (capture,) = 0, work.captures
+    blocks = len(capture.outputs)
     for _ in work.install():
         steps += 1
         topic = driver.topic("t")
         assert sum(chunk.live for chunk in topic.chunks) == topic.count == 20_001
         firsts = [chunk.first_seq for chunk in topic.chunks]
         assert firsts == sorted(firsts)
-    blocks = len(work.captures[0].outputs)
     assert blocks > 2 * STEP
     assert steps >= blocks // (STEP + 8)
     driver.store.forget(work)
     work.sweep()
+
+
+def many_topics(number: int) -> Driver:
+    driver = Driver(monitored=False, wal_file_bytes=1 << 22).start()
+    for index in range(number):
+        driver.append(f"t{index}", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    return driver
+
+
+@pytest.mark.parametrize("packs_max", [PACKS_MAX, 0], ids=["few packs", "many packs"])
+def test_a_checkpoint_of_many_topics_looks_at_one_a_step_and_lets_go_of_them_so(
+    monkeypatch: pytest.MonkeyPatch, packs_max: int
+) -> None:
+    driver = many_topics(50)
+    for index in range(2):
+        driver.checkpoint()
+        driver.append(f"t{index}", [Draft(b"2")])
+        driver.commit()
+    monkeypatch.setattr(checkpoint, "PACKS_MAX", packs_max)
+    looks = 0
+
+    def look(topic: Topic) -> int:
+        nonlocal looks
+        looks += 1
+        return topic.id
+
+    monkeypatch.setattr(Topic, "__hash__", look)
+    work = driver.store.begin_checkpoint()
+    steps = captured = 0
+    for _ in work.capture():
+        assert len(work.captures) <= captured + 1
+        assert looks <= 2
+        steps, captured, looks = steps + 1, len(work.captures), 0
+    assert (steps, captured) == ((1, 1) if packs_max else (52, 2))
+    driver.commit()
+    work.write()
+    for _ in work.install():
+        assert len(work.captures) >= captured - 1
+        captured = len(work.captures)
+    assert not work.captures
+    driver.store.forget(work)
+    work.sweep()
+    assert [driver.topic(f"t{index}").count for index in range(50)] == [2, 2, *[1] * 48]
+
+
+def test_dead_chunks_that_are_stored_anew_give_their_files_back_in_small_steps() -> None:
+    driver = Driver(monitored=False, bounds=Limits(segment_events=100_000), wal_file_bytes=1 << 24).start()
+    driver.append("t", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    topic = driver.topic("t")
+    topic.spent = []  # as of a source of routers
+    for _ in range(2 * BURY_STEP):
+        driver.append("t", [Draft(b'"%b"' % (b"x" * 250))] * 256)
+        driver.commit()
+    driver.store.engine.delete_records(topic, topic.head_seq, None, lambda _: None, lambda _: None)
+    driver.commit()
+    assert len(topic.spent) >= 2 * BURY_STEP
+    driver.store.checkpoint([])
+    assert len(topic.buried) > BURY_STEP
+    for _ in driver.store.engine.graves.bury():
+        pass
+    assert not topic.buried
+    held = Counter(chunk.file.id for chunk in topic.chunks + topic.spent if chunk.file is not None)
+    assert held == {info.id: info.chunks for info in driver.store.data_files.values()}
+    assert all(chunk.file is not None for chunk in topic.spent)
 
 
 def stored_topic(records: int) -> tuple[Driver, Topic]:

@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from topics.core.bits import runs
 
 SEQ_MAX = 2**64 - 1
+FILL_STEP = 4096  # ranges that go into the arrays at once: longer ones would hold the interpreter
 
 
 class SeqRanges:
@@ -52,6 +53,9 @@ class SeqRanges:
                 last = seq
             elif seq > last:
                 lasts.append(last)
+                if len(lasts) == FILL_STEP:
+                    ranges._fill(firsts, lasts)
+                    firsts, lasts = [], []
                 firsts.append(seq)
                 last = seq
             elif seq < last:
@@ -76,11 +80,12 @@ class SeqRanges:
         return ranges
 
     def _fill(self, firsts: list[int], lasts: list[int]) -> None:
+        """Add ranges above all others."""
         if firsts[0] < 0 or lasts[-1] > SEQ_MAX:
             raise ValueError("a seq is an integer from 0 to 2**64 - 1")
-        self._firsts = array("Q", firsts)
-        self._lasts = array("Q", lasts)
-        self._count = sum(lasts) - sum(firsts) + len(firsts)
+        self._firsts.fromlist(firsts)
+        self._lasts.fromlist(lasts)
+        self._count += sum(lasts) - sum(firsts) + len(firsts)
 
     def add(self, first: int, last: int) -> None:
         """Add every seq from `first` to `last`, both included; what is there already stays."""

@@ -192,11 +192,7 @@ def appended(
     duplicates: Duplicates = (),
 ) -> bytes:
     """Seqs are of what was appended; `duplicates` are (index in the request, seq) of what was not."""
-    seqs = (
-        b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, first_seq + count)])
-        if return_seqs
-        else b""
-    )
+    seqs = b'"seqs":%b,' % msgspec.json.encode(list(range(first_seq, first_seq + count))) if return_seqs else b""
     return b'{"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b%b' % (
         quoted(name),
         first_seq,

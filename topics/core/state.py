@@ -18,6 +18,7 @@ from topics.core.events import (
     Appended,
     CeilingReserved,
     CreatedAndAppended,
+    Encoded,
     Event,
     Marked,
     RangeLost,
@@ -160,27 +161,31 @@ def decide_append(
     now_ms: int,
     blocks: list[Block] | None = None,
     prepared: NewKeys | None = None,
+    encoded: Encoded | None = None,
 ) -> Appended:
-    """The write, which has been sifted, as one event. Refuses before any seq is taken. `blocks` if they are rendered
-    already, `prepared` if its dedup keys are made ready for them."""
+    """The write, which has been sifted, as one event. Refuses before any seq is taken.
+
+    `blocks` if its records were checked and rendered already, `prepared` if its dedup keys are made ready for them, and
+    `encoded` if the blocks are.
+    """
     derivation.check_sure(topic)
     key = digest_key(request.key) if request.key is not None else b""
     if key or request.dedups:
         _check_keys(state, key_count(request))
-    if request.has_terms and not request.copied:
-        check_topic(request.records, topic, now_ms)
     ts = blocks[0].base_ts if blocks else max(now_ms, topic.last_ts)
     if blocks is None:
+        if request.has_terms and not request.copied:
+            check_topic(request.records, topic, now_ms)
         blocks = render_blocks(request.records, request.node, topic.next_seq, ts, ids_of(topic, ts))
+        if request.has_terms and blocks:
+            lay_terms(blocks, request.records, ts)
     assert not blocks or (blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts)
-    if request.has_terms and blocks:
-        lay_terms(blocks, request.records, ts)
     if request.origin:
         blocks[0].need_extras().origins[0] = request.origin
     if topic.config.discard == "reject":
         check_room(topic, len(request.records), sum([block.size for block in blocks]))
     seq, count = topic.next_seq, len(request.records)
-    return Appended(topic.id, topic.epoch, ts, seq, count, key, blocks, request.dedups, prepared)
+    return Appended(topic.id, topic.epoch, ts, seq, count, key, blocks, request.dedups, prepared, encoded)
 
 
 def check_room(topic: Topic, records: int, size: int) -> None:

@@ -151,6 +151,7 @@ class Shard:
         await in_slices(totals.add_all(store))
         head = read_head(call.head, MetricsHead)
         rows, prefixes = head.topics, head.prefixes or ()
+        await in_slices(totals.add_rows(store, rows, prefixes))
         service = self.service
         assert service is not None
         call.reply(collect(store, committer, totals, service.groups, service.reader.damaged_blocks, rows, prefixes))

@@ -330,9 +330,11 @@ class Driver:
         self.work = None
 
     def _capture_stages(self, work: Checkpoint) -> Iterator[Callable[[], None]]:
+        captures = 0
         for stage in _each(work.capture()):
             yield stage
-            if work.captures:  # what it has of its last topic is stored if this checkpoint is
+            if len(work.captures) > captures:  # what it has of its last topic is stored if this checkpoint is
+                captures = len(work.captures)
                 waiting = [entry for _, entry, _ in self._waiting if not entry.at_once]
                 name = work.captures[-1].topic.name
                 self._captured += [e for e in self.model.log if e.topic == name and e not in waiting]
