@@ -72,6 +72,7 @@ DEAD_LETTER_RETRY_MIN_MS = 50  # while the dead-letter topic refuses a job, doub
 DEAD_LETTER_RETRY_MAX_MS = 5_000
 REDRIVE_DEFAULT = 1000  # dead letters that one call moves back
 REDRIVE_MAX = 10_000
+REDRIVE_STEP = 256  # dead letters that begin their way back in one step
 REDRIVE_WAIT_MS = 15_000  # it answers after this long at the latest; what is under way then goes on
 LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
 KEPT_AT_ONCE = 512  # jobs of which the leases log is told in one step when it begins to have those of a queue

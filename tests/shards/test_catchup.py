@@ -11,6 +11,7 @@ from tests.shards.queue_shard import QueueShard, seqs_of, serving
 from topics import errors, limits
 from topics.core import lease_events
 from topics.core.claims import deal
+from topics.core.jobs import Jobs
 from topics.core.lease_parts import Move
 from topics.core.lease_snapshot import Snapshot
 from topics.core.leases import Leases
@@ -28,6 +29,15 @@ def small_steps(monkeypatch):
     """Others may go on after each, so that no test depends on how fast the machine is."""
     monkeypatch.setattr(limits, "YIELD_AFTER_NS", 1)
     monkeypatch.setattr(limits, "SETTLE_STEP", 4)
+
+
+class Steps(trio.abc.Instrument):
+    """Which one the loop is at."""
+
+    number = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.number += 1
 
 
 @pytest.fixture
@@ -222,6 +232,34 @@ async def test_claims_that_are_served_together_are_so_in_steps_and_get_even_part
         assert min(sizes) == max(1, most * 3 // 4)
         assert max(dealt) <= limits.PASS_JOBS
         assert len(set(tasks)) == len(tasks) >= 4  # each in a turn of its own
+
+
+async def test_large_claims_that_come_together_have_a_turn_each_and_so_have_their_answers(monkeypatch):
+    steps = Steps()
+    dealt: list[int] = []
+    shown: list[int] = []
+    render = Jobs.render
+
+    def count(*given: Any) -> Any:
+        dealt.append(steps.number)
+        return deal(*given)
+
+    def show(self: Jobs, *given: Any) -> Any:
+        shown.append(steps.number)
+        return render(self, *given)
+
+    monkeypatch.setattr(queue, "deal", count)
+    monkeypatch.setattr(Jobs, "render", show)
+    async with serving() as shard:
+        await shard.make()
+        await shard.produce(*range(2000))
+        trio.lowlevel.add_instrument(steps)
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(shard.claim, 500)
+        trio.lowlevel.remove_instrument(steps)
+        assert len(dealt) == len(shown) == 4
+        assert len({*dealt, *shown}) == 8  # never two of them in one step of a task
 
 
 async def test_leases_that_begin_to_be_logged_are_written_in_steps_ahead_of_who_asks_for_a_job(monkeypatch):

@@ -44,7 +44,7 @@ class Jobs:
                 if block is not None:
                     text, base = _text_of(block, window)
                     first_seq, ends, data_offs = block.first_seq, block.ends, block.data_offs
-                    priorities, has_tags = block.priorities, bool(block.tags)
+                    priorities, tags, tag_ends = block.priorities, bytes(block.tags), block.tag_ends
             lease = leases.lease_of(seq)
             if block is None or lease is None or lease.number != number:
                 continue
@@ -53,7 +53,7 @@ class Jobs:
             terms = said.get(key)
             if terms is None:
                 terms = said[key] = self._terms(deliveries, priorities[index])
-            if has_tags and (tag := block.tag(index)):
+            if tags and (tag := tags[tag_ends[index - 1] if index else 0 : tag_ends[index]]):
                 terms += b',"$tag":' + tag
             start = ends[index - 1] + 1 - base if index else 0
             data_at = start + data_offs[index]

@@ -335,7 +335,9 @@ class Queue:
             for taker, got in jobs:
                 self.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
 
-        is_much = sum(len(grant.seqs) for grant in grants) > limits.PASS_JOBS // 8
+        is_much = sum(TAKER_COST + len(grant.seqs) for grant in grants) > limits.PASS_JOBS // 4
+        if is_much:  # the answers have a turn of their own, and so have those who claim next
+            self._queues.behind.later(self)
         tell_later = partial(self._queues.behind.later, self, tell) if is_much else tell  # a sync serves many claims
         try:
             told_later = self.log(lease_events.claimed(grants), tell_later)
