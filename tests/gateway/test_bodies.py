@@ -157,3 +157,12 @@ def test_lengths(length, code):
     with pytest.raises(TopicsError) as refused:
         bodies.check_length(length, 10)
     assert refused.value.code == code
+
+
+async def test_very_many_small_members_come_out_in_few_parts():
+    one = gzip.compress(b"abc", mtime=0)
+    body = one * (limits.BODY_JOIN_BYTES // 3 + 1)
+    parts = await bodies.inflate([body[at : at + 10_000] for at in range(0, len(body), 10_000)], 1 << 26)
+    assert isinstance(parts, list)
+    assert len(parts) <= 2 + 2 * limits.BODY_JOIN_BYTES // limits.BODY_PART_BYTES
+    assert b"".join(parts) == b"abc" * (limits.BODY_JOIN_BYTES // 3 + 1)

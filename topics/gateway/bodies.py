@@ -1,14 +1,14 @@
 """Bodies on their way in and out: content type, size, gzip. Payloads are never looked at here."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import trio
 
 from topics import errors, limits
 from topics.aside import run_aside
 from topics.errors import TopicsError, invalid
-from topics.gateway.messages import Parts, Request, Response
+from topics.gateway.messages import Parts, Request, Response, add_part
 
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -97,13 +97,13 @@ async def inflate(body: Parts, limit: int) -> Parts:
     return whole
 
 
-def _inflate(packed: list[bytes], limit: int, stop_at: int | None = None) -> Parts | None:
+def _inflate(packed: Sequence[bytes | bytearray], limit: int, stop_at: int | None = None) -> Parts | None:
     """All members of a gzip file; None if that would be more than `stop_at` bytes."""
     most = limit if stop_at is None else min(limit, stop_at)
-    parts: list[bytes] = []
+    parts: list[bytes | bytearray] = []
     have = 0
     for part in _inflated(packed, most):
-        parts.append(part)
+        add_part(parts, part)
         have += len(part)
         if have > most:
             if most < limit:
@@ -112,12 +112,13 @@ def _inflate(packed: list[bytes], limit: int, stop_at: int | None = None) -> Par
     return b"".join(parts) if have <= limits.BODY_JOIN_BYTES else parts
 
 
-def _inflated(packed: list[bytes], most: int) -> Iterator[bytes]:
+def _inflated(packed: Sequence[bytes | bytearray], most: int) -> Iterator[bytes]:
     """What comes out, in parts: the interpreter is held while a long one is put together. A byte more than asked for at
     most."""
     member, start = None, b""
     broken = "the body is not valid gzip"
-    for data in packed:
+    for given in packed:
+        data = bytes(given)
         more = False  # to come out, although nothing is left to go in
         while data or more:
             if member is None:

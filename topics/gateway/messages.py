@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
+from topics import limits
 from topics.errors import INVALID_REQUEST, TopicsError, invalid
 from topics.keys import Principal
 
@@ -22,6 +23,18 @@ T = TypeVar("T")
 Parts = bytes | list[bytes | bytearray]  # of a body; to put the parts of a large one together takes a while
 JSON = b"application/json"
 WEBSOCKET_VERSION = b"13"
+
+
+def add_part(parts: list[bytes | bytearray], data: bytes) -> None:
+    """More of a body. Very many small parts would cost more than their bytes: they are gathered."""
+    if not parts or len(data) > limits.BODY_PART_BYTES // 2:
+        parts.append(data)
+        return
+    last = parts[-1]
+    if type(last) is bytearray and len(last) < limits.BODY_PART_BYTES:
+        last += data
+    else:
+        parts.append(bytearray(data))
 
 
 class ClientGone(Exception):

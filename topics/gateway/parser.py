@@ -16,7 +16,7 @@ from time import perf_counter_ns
 import httptools
 
 from topics import limits
-from topics.gateway.messages import WEBSOCKET_VERSION, Refusal
+from topics.gateway.messages import WEBSOCKET_VERSION, Refusal, add_part
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HANDED_OVER = ("websocket", "h2c")
@@ -54,18 +54,6 @@ class Incoming:
         self.upgrade = ""  # "websocket" or "h2c": hand the connection over
         self.refusal: Refusal | None = None  # what is wrong with the head
         self.started_ns = 0
-
-    def add(self, data: bytes) -> None:
-        """More of the body. Very many small parts would cost more than their bytes: they are gathered."""
-        self.received += len(data)
-        if not self.parts or len(data) > limits.BODY_PART_BYTES // 2:
-            self.parts.append(data)
-            return
-        last = self.parts[-1]
-        if type(last) is bytearray and len(last) < limits.BODY_PART_BYTES:
-            last += data
-        else:
-            self.parts.append(bytearray(data))
 
     def peek(self) -> bytes:
         """The body, which stays."""
@@ -179,7 +167,9 @@ class RequestParser:
         self.queue.append(request)
 
     def on_body(self, data: bytes) -> None:
-        self._now.add(data)
+        request = self._now
+        request.received += len(data)
+        add_part(request.parts, data)
 
     def on_message_complete(self) -> None:
         self._now.complete = True
