@@ -15,7 +15,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import outcome
 import trio
@@ -23,6 +23,7 @@ import trio
 from topics import limits
 
 T = TypeVar("T")
+FREE_STEP = 64
 
 
 def next_please() -> None:
@@ -31,6 +32,12 @@ def next_please() -> None:
     The scheduler would let the loop go on for milliseconds, and whoever waits wants less than one.
     """
     os.sched_yield()
+
+
+def let_go(items: list[Any]) -> None:
+    """Free the items of a long list, in a thread, a few at a time: the interpreter is held while a list is freed."""
+    while items:
+        del items[-FREE_STEP:]
 
 
 class _Threads:

@@ -50,7 +50,7 @@ HAND_OUT_NS = 150_000  # sends to live readers before others have a turn; measur
 RING_BYTES = 256 * KIB  # of batches that a feed keeps for readers that are about to join it
 RING_MS = 250  # how long; what is deleted meanwhile could still be seen
 PROGRESS_MS = 1_000  # cursors of open streams are told to their session this often
-PROGRESS_CURSORS = 1_000  # in one message, or a few more
+PROGRESS_CURSORS = 500  # in one message, or a few more
 FEED_RETRY_MIN_MS = 20  # while a topic's shard is down, doubling up to the next line
 FEED_RETRY_MAX_MS = 1_000
 
@@ -73,9 +73,14 @@ DEAD_LETTER_RETRY_MIN_MS = 50  # while the dead-letter topic refuses a job, doub
 DEAD_LETTER_RETRY_MAX_MS = 5_000
 REDRIVE_DEFAULT = 1000  # dead letters that one call moves back
 REDRIVE_MAX = 10_000
+REDRIVE_STEP = 256  # dead letters that begin their way back in one step
 REDRIVE_WAIT_MS = 15_000  # it answers after this long at the latest; what is under way then goes on
 LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
+KEPT_AT_ONCE = 512  # jobs of which the leases log is told in one step when it begins to have those of a queue
+GIVE_BACK_STEP = 512  # jobs that are given back in one step when the stream that holds them is gone
 SETTLE_STEP = 256  # jobs of a queue that become free in one step
+PASS_JOBS = 1024  # jobs that are dealt in one step, except to one who wants more; each who gets some counts as 32
+PASS_STEP = 512  # entries that no longer stand, and blocks without a job, that a pass looks past
 OVERDUE_STEP = 1024  # jobs that a pass leaves to later ones, as they are due for the dead-letter topic
 FORGET_STEP = 1024  # jobs that are gone and of which a queue forgets what it knew, in one step
 
@@ -177,10 +182,13 @@ HEAP_FREE_BYTES = 64 * MIB  # so much free memory it keeps for the next ones
 HTTP_SEND_BYTES = 256 * KIB  # of a larger answer so much is sent at a time
 HTTP_JOIN_BYTES = 64 * KIB  # head and body up to this size leave as one buffer, larger ones as several
 HTTP_LINGER_BYTES = 16 * MIB  # read and dropped after a refusal, so that the client sees it instead of a reset
+WS_MESSAGE_BYTES = 8 * MIB  # one command of a WebSocket
 REQUEST_BODY_BYTES = 1 * MIB  # of a request that is no append; and of all in an append that is not its records
+BODY_PART_BYTES = 64 * KIB  # what comes in smaller parts is gathered to parts of about this size
 BODY_JOIN_BYTES = 1 * MIB  # a body up to this size is put together in the loop; of larger ones the parts are passed on
 HTTP_BODIES_BYTES = 512 * MIB  # of request bodies that one gateway holds at once
 HTTP_FREE_BODY_BYTES = 64 * KIB  # a body up to this size is not counted there
+INFLATE_PART_BYTES = 256 * KIB  # of a body come out of the inflater at once
 INFLATE_THREADS = 4  # each may hold an inflated body that is not counted yet
 GZIP_MIN_BYTES = 1 * KIB  # smaller answers are not worth compressing
 GZIP_THREAD_BYTES = 32 * KIB  # above this, compression and inflation happen in a thread
@@ -197,7 +205,7 @@ WATCH_DEFINITION_BYTES = 1 * MIB
 WATCH_TAKEOVER_MS = 1_000  # a new stream waits this long for the final cursors of the one it takes over from
 WATCH_SEND_RETRY_MS = 5  # how often a stream that begins looks for room in a full send queue
 WATCH_COLLECT_MS = 100  # sessions that are over are looked for this often
-WATCH_COLLECT_MAX = 1000  # and so many are removed at a time
+WATCH_COLLECT_MAX = 300  # and so many are removed at a time
 WATCH_SAVE_BYTES = 1 * MIB  # of cursors that a stopping shard stores in one write
 
 # --- routers ------------------------------------------------------------------------------------------------------

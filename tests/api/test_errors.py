@@ -80,6 +80,55 @@ def test_too_large_in_chunks_is_refused_on_the_way(instance, name, method, tail)
     assert raw(instance, head.encode() + chunk).startswith(b"HTTP/1.1 413 ")
 
 
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PUT", "/v0/topics/{}"),
+        ("POST", "/v0/topics/{}/diff"),
+        ("POST", "/v0/topics/{}/delete"),
+        ("POST", "/v0/topics/{}/claim"),
+        ("POST", "/v0/topics/{}/ack"),
+        ("POST", "/v0/topics/{}/redrive"),
+        ("PUT", "/v0/routers/{}"),
+        ("POST", "/v0/watch"),
+    ],
+)
+def test_only_an_append_may_be_very_large(http, name, method, path):
+    headers = JSON | {"accept": "application/json"}
+    content = b"{%b}" % (b" " * 2**20)
+    for form in (content, iter([content[:99], content[99:]])):
+        answer = http.request(method, path.format(name), content=form, headers=headers)
+        error = envelope(answer, 413, "payload_too_large")
+        assert error["detail"]["max"] == 2**20
+
+
+def test_what_an_append_holds_beside_its_records_is_not_very_large(http, name):
+    content = b'{"note":"%b","records":[{"data":1}]}' % (b"x" * 2**21)
+    envelope(http.post(f"/v0/topics/{name}", content=content, headers=JSON), 413, "payload_too_large")
+    envelope(http.get(f"/v0/topics/{name}"), 404, "topic_not_found")
+
+
+@pytest.mark.parametrize("form", ["plain", "gzip", "chunked"])
+def test_large_unusual_appends(http, name, form):
+    """Records that begin with a member nobody knows, and hold what looks like records."""
+    record = b'{"\\u0020":0,"data":{"records":[{"data":1},{"data":"}, {\\"tag\\":"}]},"tag":"t"}'
+    content = b'{"records":[' + b", ".join([record] * 9_000) + b'  ],\n"idempotency_key":"k"}'
+    assert len(content) > 600_000
+    if form == "gzip":
+        answer = http.post(
+            f"/v0/topics/{name}", content=gzip.compress(content), headers=JSON | {"content-encoding": "gzip"}
+        )
+    else:
+        parts = iter([content[:300_000], content[300_000:]])
+        answer = http.post(f"/v0/topics/{name}", content=content if form == "plain" else parts, headers=JSON)
+    assert answer.json()["count"] == 9_000
+    read = http.post(f"/v0/topics/{name}/diff", json={"from_seq": 8_999, "include_tags": True}).json()
+    assert read["records"][0]["data"] == json.loads(record)["data"]
+    assert read["records"][0]["$tag"] == "t"
+    again = http.post(f"/v0/topics/{name}", content=content, headers=JSON).json()
+    assert again["deduped"] is True
+
+
 def test_a_body_of_just_the_limit(http, name):
     filler = b" " * (LIMIT - len(ONE))
     assert http.post(f"/v0/topics/{name}", content=ONE + filler, headers=JSON).status_code == 201

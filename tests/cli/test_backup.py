@@ -21,9 +21,9 @@ def dest(tmp_path: Path) -> Path:
     return tmp_path / "backup"
 
 
-def write(server, topics, name: str) -> None:
+def write(server, topics, name: str, *more: str) -> None:
     headers = {"authorization": f"Bearer {topics.env['TOPICS_KEY']}"}
-    records = [{"data": [name, n], "tag": f"tag-{n % 3}"} for n in range(RECORDS)]
+    records = [{"data": [name, n, *more], "tag": f"tag-{n % 3}"} for n in range(RECORDS)]
     answer = httpx.post(f"{server.url}/v0/topics/{name}", json={"records": records}, headers=headers)
     assert answer.is_success, answer.text
 
@@ -66,7 +66,7 @@ def test_a_backup_comes_back_whole(server, topics, dest, tmp_path):
 
 def test_the_second_one_copies_only_what_changed(server, topics, dest):
     for n in range(8):
-        write(server, topics, f"again-{n}")
+        write(server, topics, f"again-{n}", "x" * 1000)  # more than a snapshot and what is left of the log
     settled(server)
     first = json.loads(topics.ok("backup", str(dest), "--json"))
     before = {path.name for path in dest.rglob("pack-*")}

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import many
 from topics.core.dedup import sift
-from topics.core.idempotency import KeyWindow, Remembered, digest_key, digest_record_key
+from topics.core.idempotency import KeyWindow, digest_key, digest_record_key
 from topics.core.requests import Append, decode_append
 from topics.errors import TopicsError
 from topics.limits import KIB, Limits
@@ -24,7 +24,7 @@ def request(*keys: str | None) -> Append:
 def window(known: dict[str, tuple[int, int]]) -> KeyWindow:
     made = KeyWindow()
     for key, (seq, ts) in sorted(known.items(), key=lambda item: item[1][1]):
-        made.add(digest_record_key(key), Remembered(seq, 1, ts))
+        made.add(digest_record_key(key), seq, 1, ts)
     return made
 
 

@@ -1,6 +1,7 @@
 """Events: every kind comes back from its frame as it went in; any other bytes are a BadEvent."""
 
 import msgpack
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +14,7 @@ from topics.core.events import (
     BadEvent,
     CeilingReserved,
     CreatedAndAppended,
+    Encoded,
     Event,
     RangeLost,
     RecordsDeleted,
@@ -67,6 +69,16 @@ any_event = st.one_of(
     st.just(WentIdle()),
     st.builds(CreatedAndAppended, created, appended()),
 )
+
+
+@given(appended(), record_lists(3))
+@some
+def test_an_append_that_is_encoded_ahead_is_logged_as_it_was_then(event, later):
+    body = b"".join(encode_event(event)[1])
+    ahead = msgspec.structs.replace(event, encoded=Encoded(event.blocks))
+    for block in event.blocks[-1:]:
+        block.extend(block_of(block.last_seq + 1, block.base_ts, later))
+    assert b"".join(encode_event(ahead)[1]) == body
 
 
 @given(any_event)

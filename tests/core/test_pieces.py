@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,8 +50,8 @@ def bodies(draw: Any) -> bytes:
     if draw(st.integers(0, 3)):
         return body
     at = draw(st.integers(0, len(body)))
-    other: bytes = draw(st.sampled_from([b"", b"\xff", b"}", b"]", b'"', b","]))
-    return body[:at] + other + body[at + 1 :]
+    other: bytes = draw(st.sampled_from([b"", b"\xff", b"}", b"]", b'"', b",", b"\\", b",]"]))
+    return body[:at] + other + body[at + draw(st.sampled_from([0, 1, 1, 3])) :]
 
 
 def outcome(body: bytes) -> Append | tuple[str, str]:
@@ -135,9 +136,13 @@ def test_unusual_records_go_in_pieces_too(record: bytes, monkeypatch: pytest.Mon
     [
         (b'{"records":[{"data":1}],"other":%b,"another":%b}' % (PADDING, PADDING), "beside its records"),
         (b'{"records":[{"data":1,"other":%b}]}' % (PADDING * 8).replace(b'""', b""), "bytes of text"),
+        (b'{"records":[{"data":1,"other":[%b}]}' % (b'"",' * 2_000_000), "bytes of text"),
         (b'{"records":[%b]}' % b",".join([b'{"data":1}'] * 90_000), "records in one write; the limit is 10000"),
         (b"[" + PADDING + b"]", "expected `object`, got `array`"),
         (b'{"records":[{"data":%b}],"records":7}' % PADDING, "expected `array`, got `int`"),
+        (b'{"records":[{"data":%b},]}' % PADDING, "trailing comma in array"),
+        (b'{"records":[{"data":%b}]%b}' % (PADDING, b',"records":[]' * 64), "more than 64 members"),
+        (b'{"records":[{"data":%b}],"x":%b}' % (PADDING, b"[" * 9999), "nested too deeply"),
         (b'{"node":7,"records":[{"data":%b,"tag":7}]}' % PADDING, "node: expected"),
         (b'{"records":[{"data":%b},{"data":1,"tag":7}]}' % PADDING, "records[1].tag: expected"),
         (b'{"records":[{"data":%b},{"data":[}]}' % PADDING, "invalid character (byte 700033)"),
@@ -151,6 +156,18 @@ def test_unusual_records_go_in_pieces_too(record: bytes, monkeypatch: pytest.Mon
 def test_what_is_wrong_with_a_large_body_is_told(body: bytes, says: str):
     with pytest.raises(TopicsError, match=re.escape(says)):
         decode_append(body, "t", Limits())
+
+
+def test_the_decoder_says_where_a_list_ends():
+    """What the last piece is found by."""
+    with pytest.raises(msgspec.DecodeError, match=re.escape("trailing characters (byte 14)")):
+        requests._records.decode(b'[{"data":1}] ,"x":1}')
+
+
+def test_lookalikes_far_apart_do_not_make_large_pieces(monkeypatch: pytest.MonkeyPatch):
+    few = b'{"x":0,"data":[{},{"data":1}],"tag":"t"},' + b'{"x":0,"data":"%b","tag":"t"},' % (b"a" * 7000) * 200
+    sizes = sizes_decoded(b'{"records":[%b{"data":1,"tag":"t"}]}' % (few * 4), monkeypatch)
+    assert max(sizes) <= 2 * limits.PIECE_BYTES + 64
 
 
 def test_of_several_lists_the_last_one_counts():

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from topics.core import ranges as module
 from topics.core.ranges import SEQ_MAX, SeqRanges
 
 seqs = st.integers(0, 200)
@@ -157,3 +158,12 @@ def test_a_million_scattered_are_two_bytes_each():
 def test_shown_short():
     assert repr(built([(1, 5), (9, 9)])) == "SeqRanges(1..5, 9..9)"
     assert len(repr(SeqRanges.from_ascending(range(0, 1000, 2)))) < 100
+
+
+def test_many_ranges_are_put_in_a_part_at_a_time(monkeypatch):
+    seqs = [seq for seq in range(100) if seq % 3]
+    whole = SeqRanges.from_ascending(seqs)
+    monkeypatch.setattr(module, "FILL_STEP", 4)
+    parts = SeqRanges.from_ascending(seqs)
+    assert parts == whole
+    assert (parts.count, parts.range_count, parts.encode()) == (66, 33, whole.encode())

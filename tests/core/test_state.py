@@ -176,7 +176,7 @@ def test_keys_are_counted_and_forgotten_with_their_window(window: int):
     keys = state.topics["t"].keys
     assert keys is not None
     assert state.keys == len(keys) == 1 + window // 4
-    core.forget_keys(state, T0 + 1000)
+    core.forget_keys(state, state.topics["t"], T0 + 1000)
     assert state.keys == len(keys) == 0
 
 

@@ -7,7 +7,7 @@ from tests.core.strategies import Draft, block_of, many, some, texts
 from topics.core.block import Block
 from topics.core.match import TagMatch
 from topics.core.requests import quoted
-from topics.core.tags import Pattern, TagGeneration
+from topics.core.tags import LATER_RECORDS, Pattern, TagGeneration
 
 tags = st.one_of(st.sampled_from(["", "a", "ab", "abc", "a*", 'a"', "a\\", "é", "\x00", "\U0010ffff"]), texts)
 matches = st.builds(TagMatch, st.sampled_from(["Eq", "Glob"]), tags)
@@ -44,6 +44,7 @@ def test_quoting_keeps_prefixes(match, prefix, rest):
 def test_find_is_a_scan(names, asked):
     index = TagGeneration()
     index.add(tagged(1, names))
+    assert all(index.at_most(Pattern(match)) >= len(scan(match, names)) for match in asked)
     for match in asked:
         assert sorted(index.scan(Pattern(match))) == scan(match, names)
         assert sorted(index.find(Pattern(match))) == scan(match, names)
@@ -66,3 +67,15 @@ def test_an_untagged_record_never_matches_and_an_empty_tag_does():
     assert sorted(index.find(Pattern(TagMatch("Glob", "")))) == [6, 8]
     assert list(index.find(Pattern(TagMatch("Eq", "")))) == [6]
     assert len(index) == 2
+
+
+def test_the_tags_of_many_records_are_indexed_when_somebody_asks():
+    index = TagGeneration()
+    index.add(tagged(1, ["a", None] * LATER_RECORDS))
+    index.add(tagged(9, ["a"]))
+    assert index._parts[0] == {b'"a"': [9]}
+    assert index.records == LATER_RECORDS + 1
+    exact = Pattern(TagMatch("Eq", "a"))
+    assert LATER_RECORDS < index.at_most(exact) <= 2 * LATER_RECORDS + 1
+    assert sorted(index.scan(exact)) == [1, 3, 5, 7, 9]
+    assert index.at_most(exact) == LATER_RECORDS + 1

@@ -9,7 +9,6 @@ import trio
 
 from topics.errors import TopicsError
 from topics.gateway.access import Door
-from topics.gateway.app import create_app
 from topics.gateway.dispatch import Gateway
 from topics.gateway.server import Patience, Server
 from topics.gateway.table import ROUTES
@@ -201,6 +200,12 @@ def http_only(app: Any) -> Any:
     return with_lifespan
 
 
+def make_app(gateway: Gateway) -> Any:
+    from topics.gateway.app import create_app  # takes long, and is not needed for hot routes
+
+    return create_app(gateway)
+
+
 @asynccontextmanager
 async def serving(
     app: Any = None,
@@ -214,8 +219,7 @@ async def serving(
     """A server on a free port until the block ends. `app` stands in for Quart."""
     shards = FakeShards()
     gateway = Gateway(shards, ROUTES, Limits(body_bytes=body_bytes), door=door or Door())  # type: ignore[arg-type]
-    asgi = http_only(app) if app else create_app(gateway)
-    server = Server(gateway, asgi, patience, max_connections=max_connections)
+    server = Server(gateway, (lambda _: http_only(app)) if app else make_app, patience, max_connections=max_connections)
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     bench = Bench(server, shards, listener.getsockname()[1], trio.Event())
 

@@ -93,7 +93,8 @@ async def by_hypercorn(bench: Bench, data: bytes) -> bytes:
         sock, _ = listener.accept()
     sock.setblocking(False)
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(bench.server.handover.take, sock, data, lambda busy: None)
+        handover = await bench.server.framework.handover()
+        nursery.start_soon(handover.take, sock, data, lambda busy: None)
         got = b""
         with trio.fail_after(60):
             while part := await stream.receive_some(65536):

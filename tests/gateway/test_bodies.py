@@ -1,6 +1,7 @@
 """Content types, sizes and gzip."""
 
 import gzip
+import random
 import zlib
 
 import pytest
@@ -68,6 +69,20 @@ async def test_several_members_are_one_body():
         await bodies.inflate(gzip.compress(b"a") + gzip.compress(b"b" * 10), 10)
 
 
+@pytest.mark.parametrize("cut", [101, 1 << 20])
+@pytest.mark.parametrize("data", [b"x" * 3_000_000, random.Random(1).randbytes(100_000) * 20], ids=["even", "noisy"])
+async def test_a_large_body_comes_out_in_small_parts_however_it_came(data, cut):
+    packed = gzip.compress(data[:-1], 1) + gzip.compress(data[-1:])
+    parts = await bodies.inflate([packed[at : at + cut] for at in range(0, len(packed), cut)], len(data))
+    assert isinstance(parts, list)
+    assert max(map(len, parts)) <= limits.INFLATE_PART_BYTES
+    assert b"".join(parts) == data
+    with pytest.raises(TopicsError, match="too large"):
+        await bodies.inflate(packed, len(data) - 1)
+    with pytest.raises(TopicsError, match="ends too early"):
+        await bodies.inflate([packed[:-1]], len(data))
+
+
 @pytest.mark.parametrize("size", [11, 1000, 64 << 20])
 async def test_a_bomb_is_too_large_and_never_inflated(size, monkeypatch):
     seen = []
@@ -113,6 +128,8 @@ async def test_bad_gzip(data, why):
     with pytest.raises(TopicsError, match=why) as refused:
         await bodies.inflate(data, 1000)
     assert refused.value.code == "invalid_request"
+    with pytest.raises(TopicsError, match=why):
+        await bodies.inflate([bytes([byte]) for byte in data], 1000)
 
 
 @pytest.mark.parametrize("size", [limits.GZIP_MIN_BYTES, limits.GZIP_THREAD_BYTES + 1, 1 << 20])
@@ -140,3 +157,12 @@ def test_lengths(length, code):
     with pytest.raises(TopicsError) as refused:
         bodies.check_length(length, 10)
     assert refused.value.code == code
+
+
+async def test_very_many_small_members_come_out_in_few_parts():
+    one = gzip.compress(b"abc", mtime=0)
+    body = one * (limits.BODY_JOIN_BYTES // 3 + 1)
+    parts = await bodies.inflate([body[at : at + 10_000] for at in range(0, len(body), 10_000)], 1 << 26)
+    assert isinstance(parts, list)
+    assert len(parts) <= 2 + 2 * limits.BODY_JOIN_BYTES // limits.BODY_PART_BYTES
+    assert b"".join(parts) == b"abc" * (limits.BODY_JOIN_BYTES // 3 + 1)

@@ -222,3 +222,17 @@ def test_what_follows_an_upgrade_is_kept_as_it_is():
 )
 def test_split_target(target, parts):
     assert split_target(target) == parts
+
+
+@pytest.mark.parametrize("size", [1, 3, 5_000, 40_000])
+def test_a_body_in_very_many_chunks_is_kept_in_few_parts(size: int):
+    body = bytes(range(256)) * 800
+    chunks = [body[at : at + size] for at in range(0, len(body), size)]
+    head = b"POST /x HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n"
+    parser = RequestParser()
+    parser.feed(head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks) + b"0\r\n\r\n")
+    [request] = parser.queue
+    assert request.received == len(body)
+    assert len(request.parts) <= 2 + len(body) // (limits.BODY_PART_BYTES // 2)
+    assert request.peek() == body
+    assert request.take() == body

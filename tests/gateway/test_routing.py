@@ -80,6 +80,8 @@ def test_hot_routes():
         "POST /v0/topics/:topic/diff",
         "GET /v0/health",
         "GET /healthz",
+        "GET /v0/ready",
+        "GET /readyz",
         "GET /v0/watch/:wid",
         "GET /v0/topics/:topic/work",
         "POST /v0/topics/:topic/claim",
@@ -109,6 +111,7 @@ def timeless(data: bytes) -> bytes:
         request("POST", "/v0/topics/a/diff", b"{}", "Connection: close\r\nContent-Encoding: br\r\n"),
         request("POST", "/v0/topics/a/diff", b"{}", "Connection: close\r\nContent-Encoding: gzip\r\n"),
         request("GET", "/v0/health", headers="Connection: close\r\n"),
+        request("GET", "/v0/ready", headers="Connection: close\r\n"),
     ],
 )
 async def test_a_hot_route_and_its_twin_answer_alike(data, monkeypatch):

@@ -1,5 +1,6 @@
 """Very many leases that end together, or are written anew: others are served meanwhile, and nobody sees half of it."""
 
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,14 @@ import trio
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
 from topics import errors, limits
+from topics.core import lease_events
+from topics.core.claims import deal
+from topics.core.jobs import Jobs
+from topics.core.lease_parts import Move
+from topics.core.lease_snapshot import Snapshot
 from topics.core.leases import Leases
+from topics.core.ranges import SeqRanges
+from topics.shards import queue
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
 
@@ -21,6 +29,15 @@ def small_steps(monkeypatch):
     """Others may go on after each, so that no test depends on how fast the machine is."""
     monkeypatch.setattr(limits, "YIELD_AFTER_NS", 1)
     monkeypatch.setattr(limits, "SETTLE_STEP", 4)
+
+
+class Steps(trio.abc.Instrument):
+    """Which one the loop is at."""
+
+    number = 0
+
+    def before_task_step(self, task: trio.lowlevel.Task) -> None:
+        self.number += 1
 
 
 @pytest.fixture
@@ -141,6 +158,181 @@ async def test_a_worker_that_waits_is_fed_when_many_leases_have_ended(steps):
                 await shard.produce("one more")  # the timer of the queue is by the system's clock
         assert seqs_of(jobs) == [1, 2, 3]
         assert len(steps) >= JOBS // limits.SETTLE_STEP
+
+
+@pytest.mark.parametrize("jitter_ms", [0, 5])
+async def test_claims_behind_a_large_delete_are_all_answered_and_others_are_served_meanwhile(jitter_ms, monkeypatch):
+    """Also those for which nothing is left."""
+    monkeypatch.setattr(limits, "PASS_STEP", 10)
+    async with serving() as shard:
+        await lease_all(shard, claim_jitter_ms=jitter_ms)
+        shard.clock.advance(LEASE_MS + 1)
+        assert await shard.counts() == (JOBS, 0, 0)
+        await shard.call("delete", "q", {"before_seq": JOBS})
+        await shard.produce("x", topic="other")
+        answers: list[Any] = []
+        passes: list[int] = []
+        during: list[int] = []
+
+        def count(*given: Any) -> Any:
+            passes.append(1)
+            return deal(*given)
+
+        monkeypatch.setattr(queue, "deal", count)
+
+        async def claim() -> None:
+            answers.append(await shard.claim(1, node="v"))
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for _ in range(3):
+                    nursery.start_soon(claim)
+                while len(answers) < 3:
+                    await shard.produce("x", topic="other")
+                    during.append(len(passes))
+        assert sorted(map(seqs_of, answers)) == [[], [], [JOBS]]
+        assert len(passes) >= JOBS // limits.PASS_STEP
+        assert len(set(during)) > 3
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize(("claimers", "most"), [(8, 500), (400, 1)])
+@pytest.mark.parametrize("jitter_ms", [0, 20])
+async def test_claims_that_are_served_together_are_so_in_steps_and_get_even_parts(
+    jitter_ms, claimers, most, durable, monkeypatch
+):
+    dealt: list[int] = []
+    told: list[int] = []
+    sizes: list[int] = []
+    tasks: list[trio.lowlevel.Task] = []
+
+    def count(topic: Any, leases: Any, wants: Any, *rest: Any) -> Any:
+        due = deal(topic, leases, wants, *rest)
+        dealt.append(sum(32 + len(want.picks) for want in wants))
+        tasks.append(trio.lowlevel.current_task())
+        return due
+
+    monkeypatch.setattr(queue, "deal", count)
+    async with serving() as shard:
+        await shard.make(claim_jitter_ms=jitter_ms, leases_durable=durable)
+
+        async def claim(number: int) -> None:
+            jobs = await shard.claim(most, node=f"n{number}", wait_ms=20_000)
+            told.extend(seqs_of(jobs))
+            sizes.append(len(jobs))
+
+        with trio.fail_after(60):
+            async with trio.open_nursery() as nursery:
+                for number in range(claimers):
+                    nursery.start_soon(claim, number)
+                await until(lambda: len(shard.queues.find("q")._takers) == claimers)
+                await shard.produce(*range(claimers * most * 3 // 4 + (most == 1) * claimers))
+        assert sorted(told) == list(range(1, len(told) + 1))
+        assert max(sizes) - min(sizes) <= 1
+        assert min(sizes) == max(1, most * 3 // 4)
+        assert max(dealt) <= limits.PASS_JOBS
+        assert len(set(tasks)) == len(tasks) >= 4  # each in a turn of its own
+
+
+async def test_large_claims_that_come_together_have_a_turn_each_and_so_have_their_answers(monkeypatch):
+    steps = Steps()
+    dealt: list[int] = []
+    shown: list[int] = []
+    render = Jobs.render
+
+    def count(*given: Any) -> Any:
+        dealt.append(steps.number)
+        return deal(*given)
+
+    def show(self: Jobs, *given: Any) -> Any:
+        shown.append(steps.number)
+        return render(self, *given)
+
+    monkeypatch.setattr(queue, "deal", count)
+    monkeypatch.setattr(Jobs, "render", show)
+    async with serving() as shard:
+        await shard.make()
+        await shard.produce(*range(2000))
+        trio.lowlevel.add_instrument(steps)
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(shard.claim, 500)
+        trio.lowlevel.remove_instrument(steps)
+        assert len(dealt) == len(shown) == 4
+        assert len({*dealt, *shown}) == 8  # never two of them in one step of a task
+
+
+async def test_leases_that_begin_to_be_logged_are_written_in_steps_ahead_of_who_asks_for_a_job(monkeypatch):
+    monkeypatch.setattr(limits, "KEPT_AT_ONCE", 100)
+    files = FaultyFiles()
+    packed: list[int] = []
+    during: list[int] = []
+    pack = Snapshot.pack
+
+    def count(self: Snapshot, packer: Any) -> Iterator[None]:
+        for _ in pack(self, packer):
+            packed.append(1)
+            yield
+
+    monkeypatch.setattr(Snapshot, "pack", count)
+    async with serving(files, crash=True) as shard:
+        clock = shard.clock
+        await lease_all(shard)
+        await shard.produce("last")
+        await shard.produce("x", topic="other")
+        await shard.make(leases_durable=True)
+        claimed: list[Any] = []
+
+        async def claim() -> None:
+            claimed.extend(await shard.claim(1, node="v"))
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(claim)
+                while not claimed:
+                    await shard.produce("x", topic="other")
+                    during.append(len(packed))
+        assert seqs_of(claimed) == [JOBS + 1]
+        assert len(set(during)) > 3
+        assert len(packed) == 2 * (JOBS // 256)  # names of nodes, leases; each once
+    async with serving(files, clock) as shard:
+        assert await shard.counts() == (0, JOBS + 1, 0)
+        assert (await shard.settle("ack", 1, JOBS + 1))["skipped"] == [JOBS + 1]
+        assert (await shard.settle("ack", JOBS + 1, node="v"))["acked"] == 1
+
+
+@pytest.mark.parametrize("end", [0, 5, 1000], ids=["at its begin", "amid", "at its end"])
+async def test_what_happens_to_leases_while_they_begin_to_be_logged_stands_whatever_a_crash_keeps(end, monkeypatch):
+    """And whoever writes the log anew waits."""
+    monkeypatch.setattr(limits, "KEPT_AT_ONCE", 100)
+    files = FaultyFiles()
+    async with serving(files, crash=True) as shard:
+        clock, log = shard.clock, shard.queues.log
+        await lease_all(shard)
+        await shard.produce("last")
+        await shard.make(leases_durable=True)
+        found = shard.queues.find("q")
+        work, anew = log.begin_in_steps(found.topic), log.write_anew()
+        next(work)
+        assert next(anew, "over") is None
+        found.abandon([1, 2], counts=True)  # of somebody whose connection is gone
+        found.leases.move([3], Move("dead", 1, 0))
+        log.note(found.topic, lease_events.moving([(3, Move("dead", 1, 0))]))
+        for _ in range(end):
+            next(work, None)
+        log.note(found.topic, lease_events.moved([3]))
+        found.leases.dead_lettered += 1
+        gone = SeqRanges.from_ascending([3])
+        shard.queues.engine.delete_records(found.topic, 0, gone, lambda _: None, lambda _: None)
+        if end == 1000:
+            assert found.leases.logged
+            for _ in anew:
+                pass
+        await shard.shard.committer.flushed()  # type: ignore[union-attr]
+    async with serving(files, clock) as shard:
+        assert await shard.counts() == (3, JOBS - 3, 1)
+        jobs = await shard.claim(9, node="v")
+        assert [(job["$seq"], job["deliveries"]) for job in jobs] == [(1, 2), (2, 2), (JOBS + 1, 1)]
 
 
 @pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 1.0])

@@ -2,6 +2,8 @@
 
 import errno
 import json
+from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -10,11 +12,12 @@ import trio
 from topics import limits
 from topics.core import diff
 from topics.core.loss import Tombstone
+from topics.core.ranges import SeqRanges
 from topics.core.requests import Diff
-from topics.core.topic import Topic
+from topics.core.topic import BURY_STEP, Topic
 from topics.limits import Limits
-from topics.shards import snapshot
-from topics.shards.checkpoint import Checkpoint
+from topics.shards import checkpoint, datafile, snapshot
+from topics.shards.checkpoint import PACKS_MAX, Checkpoint
 from topics.shards.install import STEP
 from topics.shards.recovery import recover
 from topics.shards.shard import Shard
@@ -139,18 +142,219 @@ def test_installing_a_large_topic_goes_in_steps_and_leaves_it_whole_between_them
         pass
     driver.commit()
     work.write()
-    steps = 0
+    steps, (capture,) = 0, work.captures
+    blocks = len(capture.outputs)
     for _ in work.install():
         steps += 1
         topic = driver.topic("t")
         assert sum(chunk.live for chunk in topic.chunks) == topic.count == 20_001
         firsts = [chunk.first_seq for chunk in topic.chunks]
         assert firsts == sorted(firsts)
-    blocks = len(work.captures[0].outputs)
     assert blocks > 2 * STEP
     assert steps >= blocks // (STEP + 8)
     driver.store.forget(work)
     work.sweep()
+
+
+def many_topics(number: int) -> Driver:
+    driver = Driver(monitored=False, wal_file_bytes=1 << 22).start()
+    for index in range(number):
+        driver.append(f"t{index}", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    return driver
+
+
+@pytest.mark.parametrize("packs_max", [PACKS_MAX, 0], ids=["few packs", "many packs"])
+def test_a_checkpoint_of_many_topics_looks_at_one_a_step_and_lets_go_of_them_so(
+    monkeypatch: pytest.MonkeyPatch, packs_max: int
+) -> None:
+    driver = many_topics(50)
+    for index in range(2):
+        driver.checkpoint()
+        driver.append(f"t{index}", [Draft(b"2")])
+        driver.commit()
+    monkeypatch.setattr(checkpoint, "PACKS_MAX", packs_max)
+    looks = 0
+
+    def look(topic: Topic) -> int:
+        nonlocal looks
+        looks += 1
+        return topic.id
+
+    monkeypatch.setattr(Topic, "__hash__", look)
+    work = driver.store.begin_checkpoint()
+    steps = captured = 0
+    for _ in work.capture():
+        assert len(work.captures) <= captured + 1
+        assert looks <= 2
+        steps, captured, looks = steps + 1, len(work.captures), 0
+    assert (steps, captured) == ((1, 1) if packs_max else (52, 2))
+    driver.commit()
+    work.write()
+    for _ in work.install():
+        assert len(work.captures) >= captured - 1
+        captured = len(work.captures)
+    assert not work.captures
+    driver.store.forget(work)
+    work.sweep()
+    assert [driver.topic(f"t{index}").count for index in range(50)] == [2, 2, *[1] * 48]
+
+
+def test_dead_chunks_that_are_stored_anew_give_their_files_back_in_small_steps() -> None:
+    driver = Driver(monitored=False, bounds=Limits(segment_events=100_000), wal_file_bytes=1 << 24).start()
+    driver.append("t", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    topic = driver.topic("t")
+    topic.spent = []  # as of a source of routers
+    for _ in range(2 * BURY_STEP):
+        driver.append("t", [Draft(b'"%b"' % (b"x" * 250))] * 256)
+        driver.commit()
+    driver.store.engine.delete_records(topic, topic.head_seq, None, lambda _: None, lambda _: None)
+    driver.commit()
+    assert len(topic.spent) >= 2 * BURY_STEP
+    driver.store.checkpoint([])
+    assert len(topic.buried) > BURY_STEP
+    for _ in driver.store.engine.graves.bury():
+        pass
+    assert not topic.buried
+    held = Counter(chunk.file.id for chunk in topic.chunks + topic.spent if chunk.file is not None)
+    assert held == {info.id: info.chunks for info in driver.store.data_files.values()}
+    assert all(chunk.file is not None for chunk in topic.spent)
+
+
+def stored_topic(records: int) -> tuple[Driver, Topic]:
+    """A topic in segments, its tail too."""
+    driver = Driver(monitored=False, bounds=Limits(segment_events=512), wal_file_bytes=1 << 24).start()
+    driver.append("t", [Draft(b"1")] * 256, config={"durability": "fsync"})
+    for _ in range(records // 256 - 1):
+        driver.append("t", [Draft(b"1")] * 256)
+    driver.commit()
+    driver.checkpoint()
+    return driver, driver.topic("t")
+
+
+def delete(driver: Driver, seqs: Iterable[int]) -> None:
+    topic = driver.topic("t")
+    driver.store.engine.delete_records(topic, 0, SeqRanges.from_ascending(seqs), ignore, ignore)
+    driver.store.commit_all()
+
+
+def ignore(_: object) -> None:
+    """An answer that nobody looks at."""
+
+
+def live_seqs(topic: Topic) -> list[int]:
+    return [c.first_seq + i for c in topic.chunks for i in range(len(c)) if not c.dead >> i & 1]
+
+
+def flags_in_files(store: Store, topic: Topic) -> list[int]:
+    """The seqs that are deleted by the flags in the files alone."""
+    found = []
+    for chunk in topic.chunks:
+        assert chunk.file is not None
+        mask = datafile.read_flags(store.files.open(chunk.file.path), chunk)
+        found += [chunk.first_seq + index for index in range(len(chunk)) if mask >> index & 1]
+    return found
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_many_delete_flags_are_seen_to_in_steps_and_are_those_of_one_instant(
+    monkeypatch: pytest.MonkeyPatch, power_loss: bool
+) -> None:
+    monkeypatch.setattr(checkpoint, "FLIP_STEP", 4)
+    driver, topic = stored_topic(256 * 12)
+    first = range(1, topic.head_seq + 1, 256)
+    delete(driver, first)
+    work = driver.store.begin_checkpoint()
+    steps = work.capture()
+    next(steps)
+    assert len(work.captures[0].flips) == len(first) == 12
+    late = [topic.chunks[0].first_seq + 1, topic.chunks[-1].first_seq + 1]  # in chunks whose flags are on their way
+    delete(driver, late)
+    assert len(list(steps)) >= 2
+    driver.commit()
+    work.write()
+    assert flags_in_files(driver.store, topic) == list(first), "flags never run ahead of the snapshot"
+    assert len(list(work.install())) >= 3
+    driver.store.forget(work)
+    work.sweep()
+    assert [chunk.first_seq + 1 for chunk in topic.flips or ()] == late, "what came late is owed"
+    store = recovered(driver, 1, power_loss=power_loss, wal_file_bytes=1 << 24)
+    again = store.engine.state.find("t")
+    assert live_seqs(again) == live_seqs(topic)
+    store.checkpoint()
+    assert flags_in_files(store, again) == sorted([*first, *late])
+
+
+def test_an_abandoned_checkpoint_owes_its_flags_once_more() -> None:
+    driver, topic = stored_topic(256 * 8)
+    gone = range(5, topic.head_seq + 1, 256)
+    delete(driver, gone)
+    work = driver.store.begin_checkpoint()
+    steps = work.capture()
+    next(steps)
+    delete(driver, [7])
+    for _ in steps:
+        pass
+    work.abandon()
+    driver.store.forget(work)
+    driver.checkpoint()
+    assert flags_in_files(driver.store, topic) == sorted([*gone, 7])
+    assert not topic.flips
+
+
+def test_a_capture_that_fails_half_way_through_a_topic_leaves_its_flags_owed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With many packs, the chunks that are only there have to be read again, and there may be no handle for that."""
+    driver, topic = stored_topic(512)
+    for _ in range(checkpoint.PACKS_MAX + 1):
+        driver.append("t", [Draft(b"2")])
+        driver.commit()
+        driver.checkpoint()
+    for chunk in topic.chunks:
+        chunk.block = None  # as the tail cache leaves it
+    delete(driver, [5, 7, 9])
+    store = driver.store
+
+    def fail(_: object) -> None:
+        raise OSError(errno.EMFILE, "no file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store.handles, "get", fail)
+        work = store.begin_checkpoint()
+        with pytest.raises(OSError, match="no file handle"):
+            for _ in work.capture():
+                pass
+        work.abandon()
+    delete(driver, [11])
+    driver.checkpoint()
+    driver.append("t", [Draft(b"3")])
+    driver.commit()
+    driver.checkpoint()
+    found = recovered(driver, 1, power_loss=True, wal_file_bytes=1 << 24).engine.state.find("t")
+    assert (
+        live_seqs(found)
+        == live_seqs(topic)
+        == [seq for seq in range(1, topic.head_seq + 1) if seq not in (5, 7, 9, 11)]
+    )
+
+
+def test_many_dead_chunks_inside_the_log_give_their_files_back_later() -> None:
+    driver, topic = stored_topic(256 * (BURY_STEP + 20))
+    before = len(driver.store.data_files)
+    delete(driver, range(257, topic.head_seq - 256 + 1))
+    assert len(topic.chunks) == BURY_STEP + 20, "they are inside"
+    driver.checkpoint()
+    assert len(topic.chunks) == 2
+    assert topic.buried, "so many are not given back in one step"
+    for _ in driver.store.engine.graves.bury():
+        pass
+    assert not topic.buried
+    driver.append("t", [Draft(b"1")])
+    driver.commit()
+    driver.checkpoint()
+    assert len(driver.store.data_files) < before
+    found = recovered(driver, 1, power_loss=True, wal_file_bytes=1 << 24).engine.state.find("t")
+    assert live_seqs(found) == live_seqs(topic)
 
 
 class NoHandles:

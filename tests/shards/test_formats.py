@@ -41,7 +41,7 @@ from topics.core.events import (
     decode_event,
     encode_event,
 )
-from topics.core.idempotency import KeyWindow, Remembered
+from topics.core.idempotency import KeyWindow
 from topics.core.loss import CAP, TTL
 from topics.core.match import TagMatch
 from topics.core.ranges import SeqRanges
@@ -163,8 +163,8 @@ def topic_state() -> Topic:
 
 def keys_of(seq: int) -> bytes:
     window = KeyWindow()
-    window.add(bytes(range(16)), Remembered(seq, 1, 1_700_000_000_003))
-    return window.encode(window.take_fresh())
+    window.add(bytes(range(16)), seq, 1, 1_700_000_000_003)
+    return b"".join(run.encode() for run in window.take_fresh())
 
 
 def infos() -> tuple[DataFile, ...]:

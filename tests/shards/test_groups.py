@@ -145,6 +145,41 @@ async def test_many_acks_do_not_fill_the_disk_and_stand_after_a_crash(monkeypatc
         assert [(one["group"], one["cursor_seq"]) for one in listed] == [("g", acks), ("other", 0)]
 
 
+@pytest.mark.parametrize("events", range(8))
+async def test_a_log_is_written_anew_a_few_groups_an_event_whatever_comes_between(monkeypatch, events):
+    """And whenever it crashes."""
+    monkeypatch.setattr(limits, "GROUP_EVENTS_MIN", 10)
+    monkeypatch.setattr(limits, "GROUP_EVENTS_RECORD", 2)
+    files = FaultyFiles()
+    async with serving(files, crash=True) as shard:
+        await shard.produce(*range(20), topic="t")
+        for n in range(10):
+            await shard.call("group.put", "t", {}, group=f"g{n}")
+        store = shard.shard.store
+        assert store is not None
+        log = store.engine.state.topics["$groups"]
+        before = log.head_seq
+        changes = [
+            ("seek", "g9", {"to": 5}),  # begins it: g0 and g1
+            ("remove", "g0", {}),  # which has had its turn
+            ("remove", "g8", {}),  # and which has not
+            ("put", "new", {}),
+            ("seek", "g1", {"to": 7}),
+            ("seek", "new", {"to": 8}),
+            ("put", "g8", {}),
+        ]
+        for number, (method, name, body) in enumerate(changes[:events], 1):
+            await shard.call(f"group.{method}", "t", body, group=name)
+            assert log.head_seq <= before + 2 * number, "a record for a few groups, and one for the event"
+        assert (log.count < log.head_seq) == (events > 4), "what was before is gone when all have had their turn"
+        listed = (await shard.call("group.list", "t"))["groups"]
+    async with serving(files.crash(0, power_loss=True)) as shard:
+        again = (await shard.call("group.list", "t"))["groups"]
+        assert [(one["group"], one["cursor_seq"]) for one in again] == [
+            (one["group"], one["cursor_seq"]) for one in listed
+        ]
+
+
 async def test_a_log_written_anew_forgets_topics_that_are_gone(monkeypatch):
     monkeypatch.setattr(limits, "GROUP_EVENTS_MIN", 50)
     async with serving() as shard:

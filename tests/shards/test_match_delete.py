@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import trio
+from hypothesis import given
+from hypothesis import strategies as st
 
 from topics import errors, limits
 from topics.core.deletion import Deletion
@@ -21,7 +23,7 @@ from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.connection import Connection
-from topics.shards import datafile
+from topics.shards import datafile, match
 from topics.shards.files import File, Files
 from topics.shards.match import MatchPlan
 from topics.shards.recovery import recover
@@ -143,6 +145,25 @@ def test_chunks_replaced_between_log_and_sync_lose_the_same_records() -> None:
     store.commit_all()
     assert live(topic) == list(range(1, 41, 2))
     check_counts(store, topic)
+
+
+def test_a_topic_that_runs_empty_between_counting_and_sync_is_left_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its chunks have left, but are not all buried yet."""
+    monkeypatch.setattr("topics.core.topic.BURY_STEP", 4)
+    store = opened()
+    for _ in range(8):
+        topic = write(store, 256, {"durability": "fsync"})
+    deletion = Deletion(SeqRanges.from_ascending([5, topic.head_seq - 10]))
+    for _ in deletion.prepare(topic):
+        pass
+    answered: list[int] = []
+    store.engine.delete_records(topic, 0, deletion.ranges, answered.append, refuse, deletion)
+    topic.delete(topic.head_seq + 1, None)
+    assert topic.buried
+    assert not topic.chunks
+    store.commit_all()
+    assert answered == [0]
+    assert (topic.count, topic.bytes) == (0, 0)
 
 
 def test_counting_handles_one_chunk_a_step_and_changes_nothing() -> None:
@@ -386,3 +407,9 @@ def test_masks_are_those_of_single_lookups() -> None:
             mask, at = ranges.bits(first, 10, at)
             assert mask == sum(1 << seq - first for seq in range(first, first + 10) if seq in ranges)
             assert mask == ranges.bits(first, 10)[0]
+
+
+@given(st.lists(st.lists(st.integers(1, 40), min_size=1).map(sorted), max_size=5))
+def test_seqs_from_many_places_are_merged_whether_or_not_one_follows_another(parts: list[list[int]]) -> None:
+    wanted = sorted({seq for part in parts for seq in part})
+    assert SeqRanges.from_ascending(match._merged(parts)) == SeqRanges.from_ascending(wanted)

@@ -7,7 +7,13 @@ import trio
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
 from tests.shards.test_dead_letters import DEAD, QUEUE, SLOT_MAP, Wire
+from topics import errors, limits
+from topics.core.lease_parts import Grant
+from topics.core.ranges import SeqRanges
+from topics.errors import TopicsError
+from topics.shards.deadletters import DeadLetters
 from topics.shards.peers import Peers
+from topics.shards.redrive import _Letters
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
@@ -114,6 +120,96 @@ async def test_many_are_moved_in_one_call(monkeypatch):
         assert await redrive(shard) == (1000, 500, 0)
         assert await redrive(shard, limit=10**9) == (500, 0, 0)
         assert sorted(job["data"] for job in [*await shard.claim(1000), *await shard.claim(1000)]) == list(range(1500))
+
+
+async def test_however_many_are_moved_a_step_begins_a_few_and_few_are_under_way(monkeypatch):
+    monkeypatch.setattr("topics.limits.REDRIVE_WAIT_MS", 600_000)
+    began: list[int] = []
+    at_work: list[int] = [0, 0]
+    start_back, move = DeadLetters.start_back, DeadLetters._move
+
+    def begin(self: DeadLetters, queue: Any, seqs: list[int], *rest: Any) -> None:
+        began.append(len(seqs))
+        start_back(self, queue, seqs, *rest)
+
+    async def count(self: DeadLetters, *given: Any) -> None:
+        at_work[0] += 1
+        at_work[1] = max(at_work)
+        await move(self, *given)
+        at_work[0] -= 1
+
+    monkeypatch.setattr(DeadLetters, "start_back", begin)
+    monkeypatch.setattr(DeadLetters, "_move", count)
+    async with serving() as shard:
+        await shard.call("put", "dead", {})
+        await shard.produce(*range(1000), topic="dead")
+        await shard.make()
+        assert await redrive(shard, limit=900) == (900, 100, 0)
+        assert began == [256, 256, 256, 132]
+        assert at_work[1] <= limits.DEAD_LETTERS_AT_ONCE + 1
+        assert [job["data"] for job in await shard.claim(1000)] == list(range(900))
+
+
+@pytest.mark.parametrize("match", [False, True])
+async def test_letters_are_looked_for_a_chunk_a_step_and_counted_as_they_are_at_its_end(match):
+    async with serving() as shard:
+        await shard.make("dead")
+        await shard.produce(*range(3000), topic="dead")
+        queue = shard.queues.find("dead")
+        ranges = SeqRanges.from_ascending(list(range(2, 3001, 2))) if match else None
+        letters = _Letters(queue, ranges)
+        steps = letters.find(2500)
+        for _ in range(4):
+            next(steps)
+        await shard.call("delete", "dead", {"before_seq": 300})
+        await shard.claim(2, topic="dead")
+        later = sum(1 for _ in steps)
+        assert later + 4 >= 2500 // limits.BLOCK_RECORDS_MAX
+        assert letters.count() == sum(seq % 2 == 0 or not match for seq in range(300, 3001))
+        assert letters.seqs == sorted(letters.seqs)
+        assert len(letters.seqs) == (1500 if match else 2500)
+
+
+async def test_what_was_taken_while_others_began_stays(monkeypatch):
+    monkeypatch.setattr("topics.limits.REDRIVE_STEP", 10)
+    async with serving() as shard:
+        await shard.make("dead")
+        await shard.produce(*range(50), topic="dead")
+        await shard.make()
+        queue = shard.queues.find("dead")
+        start_back = DeadLetters.start_back
+
+        def begin(self: DeadLetters, *given: Any) -> None:
+            start_back(self, *given)
+            if not queue.leases.in_flight:  # a worker of the dead letters gets the last ones
+                queue.leases.claim([Grant("w", 1, 10**15, list(range(41, 51)))])
+
+        monkeypatch.setattr(DeadLetters, "start_back", begin)
+        assert await redrive(shard) == (40, 10, 0)
+        assert [record["$seq"] for record in await shard.records("dead")] == list(range(41, 51))
+
+
+async def test_a_log_that_has_no_room_for_all_moves_some(monkeypatch):
+    monkeypatch.setattr("topics.limits.REDRIVE_STEP", 10)
+    async with serving() as shard:
+        await shard.call("put", "dead", {})
+        await shard.produce(*range(50), topic="dead")
+        await shard.make()
+        start_back = DeadLetters.start_back
+        calls: list[int] = []
+
+        def begin(self: DeadLetters, *given: Any) -> None:
+            calls.append(1)
+            if len(calls) == 3:
+                raise TopicsError(errors.STORAGE_FULL, "no room", {})
+            start_back(self, *given)
+
+        monkeypatch.setattr(DeadLetters, "start_back", begin)
+        refusal = await shard.refused("redrive", "dead", {"to": "q"})
+        assert (refusal.code, refusal.detail["moved"]) == (errors.STORAGE_FULL, 20)
+        assert len(await shard.records("dead")) == 30
+        assert await redrive(shard) == (30, 0, 0)
+        assert [job["data"] for job in await shard.claim(50)] == list(range(50))
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from topics.rpc.connection import Connection
 from topics.shards import service as service_module
 from topics.shards.bodies import Bodies
 from topics.shards.logqueue import LogQueue
+from topics.shards.metrics import Totals
 from topics.shards.service import Service
 from topics.shards.shard import Shard
 from topics.testing.faulty_files import FaultyFiles
@@ -354,3 +355,20 @@ def test_what_would_hold_the_loop_goes_to_a_thread(records: int, more: dict, siz
     filler = "x" * (size // records)
     body = json.dumps({"records": [{"data": filler, **more}] * records}).encode()
     assert service_module._takes_long(body) is in_thread
+
+
+# --- metrics ------------------------------------------------------------------------------------------------------
+
+
+async def test_metrics_look_at_one_topic_a_step_and_leave_out_those_that_are_gone() -> None:
+    async with serving() as (service, connection):
+        for name in "abc":
+            await ask(connection, "append", ONE, topic=name)
+        totals = Totals()
+        rows = totals.add_rows(service._store, 2, ())
+        next(rows)
+        assert [row[0] for row in totals.rows] == ["a"]
+        await ask(connection, "remove", topic="b")
+        assert list(rows) == [None]
+        assert [row[0] for row in totals.rows] == ["a"]
+        assert [row[0] for row in (await connection.call("metrics", {"topics": 2})).head["per_topic"]] == ["a", "c"]

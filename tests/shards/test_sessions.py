@@ -369,6 +369,25 @@ async def test_sessions_that_are_over_go_without_a_call(life: Life, gateway: Gat
     assert (held.sessions, held.sessions_leaving) == (0, 0)
 
 
+async def test_many_that_are_over_go_a_few_a_step(
+    life: Life, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for n in range(7):
+        await gateway.create(f"w{n}")
+    monkeypatch.setattr(limits, "WATCH_COLLECT_MAX", 2)
+    removed: list[int] = []
+    really = life.sessions._remove
+
+    def remove(sessions: list[Session]) -> None:
+        removed.append(len(sessions))
+        really(sessions)
+
+    monkeypatch.setattr(life.sessions, "_remove", remove)
+    life.clock.advance(TTL_MS + 1)
+    await soon(lambda: not life.sessions._sessions)
+    assert removed == [2, 2, 2, 1]
+
+
 async def test_many_are_removed_in_turns_and_none_is_found_meanwhile(
     life: Life, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -218,8 +218,8 @@ def test_an_entry_from_before_a_member_was_added_is_read(members):
 
 def fresh_keys(window: KeyWindow, *seqs: int) -> bytes:
     for seq in seqs:
-        window.add(b"%016d" % seq, Remembered(seq, 2, 1000 * seq))
-    return window.encode(window.take_fresh())
+        window.add(b"%016d" % seq, seq, 2, 1000 * seq)
+    return b"".join(run.encode() for run in window.take_fresh())
 
 
 def test_a_checkpoint_stores_only_the_keys_that_are_new():

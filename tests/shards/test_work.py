@@ -10,8 +10,9 @@ import trio
 import trio.testing
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
-from topics import errors
+from topics import errors, limits
 from topics.clock import SystemClock
+from topics.core.leases import Leases
 from topics.errors import TopicsError
 from topics.rpc.open_calls import Stream
 from topics.shards.logqueue import LogQueue
@@ -237,3 +238,48 @@ async def test_a_worker_that_does_not_read_is_given_no_more_than_it_may_hold():
             await shard.produce("more")
             await trio.testing.wait_all_tasks_blocked()
             assert await shard.counts() == (1, 50, 0)
+
+
+async def test_the_end_of_streams_that_hold_very_much_gives_it_back_in_steps(monkeypatch):
+    monkeypatch.setattr(limits, "YIELD_AFTER_NS", 1)
+    monkeypatch.setattr(limits, "GIVE_BACK_STEP", 8)
+    steps: list[int] = []
+    release = Leases.release
+
+    def count(self: Leases, seqs: list[int], *rest: Any, **more: Any) -> None:
+        steps.append(len(seqs))
+        release(self, seqs, *rest, **more)
+
+    monkeypatch.setattr(Leases, "release", count)
+    async with serving() as shard:
+        await shard.make()
+        await shard.produce(*range(205))
+        await shard.produce("x", topic="other")
+        async with working(shard, max=100) as first, working(shard, node="v", max=100) as second:
+            await until(lambda: len(first.jobs) + len(second.jobs) == 200)
+        turns = 0
+        with trio.fail_after(30):
+            while shard.queues.find("q").leases.in_flight:
+                await shard.produce("x", topic="other")
+                turns += 1
+        assert turns > 1
+        assert sum(steps) == 200
+        assert max(steps) == 8
+        jobs = await shard.claim(300, node="other")
+        assert [(job["$seq"], job["deliveries"]) for job in jobs[199:201]] == [(200, 2), (201, 1)]
+        assert len(jobs) == 205
+
+
+async def test_a_queue_that_is_deleted_while_a_stream_gives_back_is_gone(monkeypatch):
+    monkeypatch.setattr(limits, "YIELD_AFTER_NS", 1)
+    monkeypatch.setattr(limits, "GIVE_BACK_STEP", 8)
+    async with serving() as shard:
+        await shard.make()
+        await shard.produce(*range(200))
+        async with working(shard, max=200) as worker:
+            await until(lambda: len(worker.jobs) == 200)
+            queue = shard.queues.find("q")
+        await until(lambda: shard.queues.behind.is_behind(queue))
+        await shard.call("remove", "q")
+        await until(lambda: not shard.queues.behind.is_behind(queue))
+        assert (await shard.refused("claim", "q", {"node": "v"})).code == errors.TOPIC_NOT_FOUND

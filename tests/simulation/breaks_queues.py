@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 from unittest.mock import patch
 
-from topics.core import claims, line
+from topics.core import claims
 from topics.core.events import RecordsDeleted
 from topics.core.extras import Extras
 from topics.core.leases import Leases
@@ -122,17 +122,19 @@ def priority_that_counts_for_nothing() -> Patches:
 
 
 def last_job_that_comes_first() -> Patches:
-    waiting = line.waiting
+    waiting = claims.waiting
     yield patch.object(claims, "waiting", lambda *args: reversed(list(waiting(*args))))
 
 
 def delivery_that_is_not_counted() -> Patches:
     yield patch.object(Leases, "deliveries", lambda self, seq: 1)
+    yield patch.object(Leases, "delivered", lambda self, seqs: [1 for _ in seqs])
 
 
 def delivery_that_counts_twice() -> Patches:
     deliveries = Leases.deliveries
     yield patch.object(Leases, "deliveries", lambda self, seq: deliveries(self, seq) + 1)
+    yield patch.object(Leases, "delivered", lambda self, seqs: [deliveries(self, seq) + 1 for seq in seqs])
 
 
 def dead_letter_that_is_never_sent() -> Patches:

@@ -73,7 +73,8 @@ def key_that_is_forgotten_too_soon() -> Patches:
 
 
 def key_that_is_never_forgotten() -> Patches:
-    yield patch.object(KeyWindow, "find", lambda self, digest, now_ms, window_ms: self._by_key.get(digest))
+    find = KeyWindow.find
+    yield patch.object(KeyWindow, "find", lambda self, digest, now_ms, window_ms: find(self, digest, 0, window_ms))
     yield patch.object(KeyWindow, "forget_before", lambda self, ts: 0)
 
 

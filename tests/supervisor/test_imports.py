@@ -14,7 +14,9 @@ WEB = {"quart", "quart_trio", "hypercorn", "flask", "werkzeug", "click", "rich",
         ("topics.supervisor.start", WEB | {"trio"}),  # with keys the process starts itself again after this
         ("topics.cli.serve", WEB - {"click"} | {"trio"}),
         ("topics.supervisor.serve", WEB),
+        ("topics.supervisor.template", WEB | {"trio"}),
         ("topics.shards.__main__", WEB),
+        ("topics.gateway.__main__", WEB | {"h2", "wsproto", "asyncio"}),  # it loads them later (framework.py)
     ],
 )
 def test_nothing_that_is_not_needed(module, unneeded):
@@ -22,3 +24,14 @@ def test_nothing_that_is_not_needed(module, unneeded):
     loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
     assert module.partition(".")[0] in loaded.split()
     assert not unneeded & set(loaded.split())
+
+
+def test_what_the_template_has_imported_can_be_forked():
+    """No thread, and no descriptor that forks would share."""
+    code = (
+        "import importlib, os, threading; from topics.supervisor.template import PROGRAMS\n"
+        "for name in PROGRAMS: importlib.import_module(name)\n"
+        "print(threading.active_count(), len(os.listdir('/proc/self/task')), *sorted(os.listdir('/proc/self/fd')))"
+    )
+    shown = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown.split() == ["1", "1", "0", "1", "2", "3"]  # the last one is that of the listing

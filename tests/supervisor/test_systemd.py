@@ -221,7 +221,9 @@ def test_connections_that_come_in_a_drain_are_left_to_the_next_server(systemd):
             assert upload.recv(100).startswith(b"HTTP/1.1 201")
             assert server.wait_end() == 0
             init.start().wait_ready()
-            assert early.recv(100).startswith(b"HTTP/1.1 200")
+            answer = early.makefile("rb").read()
+            # The next server answers from its first moment on, when its shard may not be there yet.
+            assert answer.startswith(b"HTTP/1.1 200") or b'"not_ready"' in answer
 
 
 def test_a_socket_that_others_reach_needs_keys(systemd):

@@ -48,10 +48,12 @@ DELETED = 0xD5
 COLUMN_BYTES = 20
 CHECKSUM_BYTES = 8
 FLAGS_AT = 6  # in the header
+IDS_AT = 40
 _TO_FLAGS = bytes.maketrans(b"\1", bytes((DELETED,)))
 _TO_DIGITS = bytes(ord("1") if flag == DELETED else ord("0") for flag in range(256))
 _U16 = struct.Struct("<H")
 _U64 = struct.Struct("<Q")
+_IDS = struct.Struct("<QQ")
 
 assert HEADER.size == 72
 assert sys.byteorder == "little", "columns are kept in machine order; only little-endian machines are supported"
@@ -62,6 +64,21 @@ def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0, pa
 
     `packed` is its text compressed, if it is to be stored so.
     """
+    return b"".join(_body_parts(block, topic_id, epoch, trailer, packed))
+
+
+def encode_unaddressed(block: Block) -> bytearray:
+    """The body of a block whose topic may not be there yet: `address` enters it."""
+    return bytearray().join(_body_parts(block, 0, 0, 0, None))
+
+
+def address(body: bytearray, topic_id: int, epoch: int) -> None:
+    _IDS.pack_into(body, IDS_AT, topic_id, epoch)
+
+
+def _body_parts(
+    block: Block, topic_id: int, epoch: int, trailer: int, packed: bytes | None
+) -> tuple[bytes | bytearray | memoryview, ...]:
     n = len(block.ends)
     names = block.nodes
     side: list[bytes] = [bytes(block.tags)]
@@ -76,23 +93,21 @@ def encode_body(block: Block, topic_id: int, epoch: int, *, trailer: int = 0, pa
     if packed is not None:
         flags |= FLAG_PACKED
     length = HEADER.size + COLUMN_BYTES * n + side_len + len(text) + trailer
-    return b"".join(
-        (
-            HEADER.pack(
-                length, VERSION, DIRECT, flags, block.first_seq, block.base_ts, n, len(block.text), len(text), side_len,
-                topic_id, epoch, 0, 0,
-            ),
-            block.ends.tobytes(),
-            block.ts.tobytes(),
-            block.tag_ends.tobytes(),
-            block.data_offs.tobytes(),
-            block.meta_lens.tobytes(),
-            block.node_ids.tobytes(),
-            block.priorities,
-            block.hops,
-            *side,
-            text,
-        )
+    return (
+        HEADER.pack(
+            length, VERSION, DIRECT, flags, block.first_seq, block.base_ts, n, len(block.text), len(text), side_len,
+            topic_id, epoch, 0, 0,
+        ),
+        block.ends.tobytes(),
+        block.ts.tobytes(),
+        block.tag_ends.tobytes(),
+        block.data_offs.tobytes(),
+        block.meta_lens.tobytes(),
+        block.node_ids.tobytes(),
+        block.priorities,
+        block.hops,
+        *side,
+        text,
     )  # fmt: skip
 
 

@@ -4,7 +4,7 @@ Many seqs share a time (a batch is leased in one go), so there is one list a tim
 ever taken out ahead of its time: who asks checks whether an entry still stands (the lease may have been extended).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from heapq import heapify, heappop, heappush
 
 
@@ -24,6 +24,14 @@ class Calendar:
         else:
             seqs.append(seq)
         self.size += 1
+
+    def add_all(self, when: int, seqs: Collection[int]) -> None:
+        if when in self._seqs:
+            self._seqs[when] += seqs
+        else:
+            self._seqs[when] = [*seqs]
+            heappush(self._heap, when)
+        self.size += len(seqs)
 
     def pop_before(self, when: int, most: int) -> list[tuple[int, int]]:
         """Take out so many of the entries below `when`: (time, seq), the earliest first."""

@@ -6,16 +6,19 @@ and dealt in turn. A job that has been delivered as often as it may is not dealt
 """
 
 from collections.abc import Iterator, Sequence
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heapreplace
 
 import msgspec
 
 from topics import limits
 from topics.core.chunk import Chunk
+from topics.core.effort import Effort
 from topics.core.leases import Leases
-from topics.core.line import Line, Pick, chunk_of, jobs_in, waiting
+from topics.core.line import Line, Pick, chunk_of, chunks_above, jobs_in, waiting_in
 from topics.core.topic import Topic
 from topics.limits import JOB_PRIORITY_MAX
+
+_Candidate = tuple[int, bool, int, int, int, Chunk]  # in the order in which jobs are dealt; where it comes from
 
 
 class Want(msgspec.Struct, gc=False, eq=False):
@@ -34,14 +37,41 @@ def deal(
 
     Nothing is leased yet, but free jobs that were picked are not picked again: the caller leases or moves them.
     `max_deliveries` 0: any number. What each gets is in the order of the seqs, or by levels, if there are some. Where
-    very many are due it is cut short, and `leases` says so: there may be jobs that nobody has looked at.
+    very many are due, or gone, it is cut short, and `leases` says so: there may be jobs that nobody has looked at.
     """
-    leases.cut_short = False
+    effort = Effort(limits.PASS_STEP)
     for want, share in zip(wants, divide(leases.ready(jobs_in(topic)), [want.jobs for want in wants]), strict=True):
         want.share = share
     hungry = [want for want in wants if want.share]
     due: list[Pick] = []
-    jobs = _undue(topic, leases, max_deliveries, due, due_max, now)
+    jobs = _undue(topic, leases, max_deliveries, due, due_max, now, effort)
+    pick = _fill(hungry[0], jobs) if len(hungry) == 1 else _deal_in_turn(hungry, jobs)
+    leases.cut_short = effort.used_up
+    if pick is not None:
+        leases.free.put_back(pick[0])
+    if leases.line is None or len(leases.line.priorities) == 1:
+        for want in wants:
+            want.picks.sort(key=_seq_of)
+    return due
+
+
+def _fill(want: Want, jobs: Iterator[Pick]) -> Pick | None:
+    """Nobody else is there; a job that was too large for it, if there is one."""
+    picks, room, share = want.picks, want.bytes, want.share
+    for pick in jobs:
+        seq, chunk = pick
+        room -= chunk.sizes[seq - chunk.first_seq]
+        if room < 0 and picks:
+            return pick
+        picks.append(pick)
+        share -= 1
+        if not share:
+            break
+    return None
+
+
+def _deal_in_turn(hungry: list[Want], jobs: Iterator[Pick]) -> Pick | None:
+    """The same for any number of them."""
     pick = next(jobs, None) if hungry else None
     while pick is not None and hungry:
         for want in tuple(hungry):
@@ -51,12 +81,7 @@ def deal(
                 pick = next(jobs, None) if want.share or len(hungry) > 1 else None
             if not want.share:
                 hungry.remove(want)
-    if pick is not None:
-        leases.free.put_back(pick[0])
-    if leases.line is None or len(leases.line.priorities) == 1:
-        for want in wants:
-            want.picks.sort(key=_seq_of)
-    return due
+    return pick
 
 
 def _fits(want: Want, pick: Pick) -> bool:
@@ -76,33 +101,44 @@ def _seq_of(pick: Pick) -> int:
 
 
 def _undue(
-    topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int, now: int
+    topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int, now: int, effort: Effort
 ) -> Iterator[Pick]:
-    _take_overdue(topic, leases, max_deliveries, due, due_max)
+    _take_overdue(topic, leases, max_deliveries, due, due_max, effort)
+    if effort.used_up:
+        return
     passed = 0
     taken = {seq for seq, _ in due}
-    available = _available(topic, leases) if leases.line is None else _by_level(leases, leases.line, now)
+    line = leases.line
+    available = _available(topic, leases, effort) if line is None else _by_level(leases, line, now, effort)
+    if not max_deliveries:
+        yield from available
+        return
     for pick in available:
-        if not max_deliveries or leases.deliveries(pick[0]) < max_deliveries:
+        if leases.deliveries(pick[0]) < max_deliveries:
             yield pick
         elif len(due) == due_max:
             leases.overdue.append(pick[0])
             passed += 1
             if passed == limits.OVERDUE_STEP:
-                leases.cut_short = True
+                effort.left = 0
                 return
         elif pick[0] not in taken:
             due.append(pick)
 
 
-def _take_overdue(topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int) -> None:
+def _take_overdue(
+    topic: Topic, leases: Leases, max_deliveries: int, due: list[Pick], due_max: int, effort: Effort
+) -> None:
     """Those that passes before had to leave. They are out of the order, so that each is passed by only once; when the
-    limit has changed they get back into it."""
+    limit has changed they get back into it, and nothing is dealt before all are."""
     overdue = leases.overdue
     if leases.overdue_at != max_deliveries:
-        for seq in overdue:
+        for seq in overdue[-effort.left :]:
             leases.free.put_back(seq)
-        overdue.clear()
+        del overdue[-effort.left :]
+        if overdue:
+            effort.left = 0
+            return
         leases.overdue_at = max_deliveries
     taken: set[int] = set()
     for seq in overdue[:due_max]:
@@ -113,42 +149,75 @@ def _take_overdue(topic: Topic, leases: Leases, max_deliveries: int, due: list[P
     del overdue[:due_max]
 
 
-def _available(topic: Topic, leases: Leases) -> Iterator[Pick]:
+def _available(topic: Topic, leases: Leases, effort: Effort) -> Iterator[Pick]:
     """Every job that may be claimed, in the order in which they are."""
     seen: set[int] = set()  # a job may stand in the order of free ones twice
-    while (seq := leases.free.pick()) is not None:
-        chunk = chunk_of(topic, seq)
+    chunk: Chunk | None = None
+    while (seq := leases.free.pick(effort)) is not None:
+        chunk = chunk_of(topic, seq, chunk)
         if seq not in seen and chunk is not None:
             seen.add(seq)
             yield seq, chunk
-    for pick in waiting(topic, 0, leases.cursor):
-        if not leases.is_leaving(pick[0]):
-            yield pick
+        else:
+            effort.left -= 1
+            if effort.left <= 0:
+                return
+    if not effort.used_up:
+        yield from waiting(topic, leases, 0, effort)
 
 
-def _by_level(leases: Leases, line: Line, now: int) -> Iterator[Pick]:
+def waiting(topic: Topic, leases: Leases, priority: int, effort: Effort) -> Iterator[Pick]:
+    """The jobs of a priority that were never leased. What is dead before the first of them is not looked at again."""
+    cursor = leases.cursor_of(priority)
+    has_found = False
+    for chunk in chunks_above(topic, cursor):
+        in_vain = True
+        for seq in waiting_in(chunk, priority, cursor):
+            if leases.is_leaving(seq):
+                continue
+            if in_vain:
+                if not has_found:
+                    leases.pass_by(priority, seq - 1)
+                in_vain, has_found = False, True
+            yield seq, chunk
+        if in_vain:
+            if not has_found:
+                leases.pass_by(priority, chunk.last_seq)
+            effort.left -= 1
+            if effort.left <= 0:
+                return
+
+
+def _by_level(leases: Leases, line: Line, now: int, effort: Effort) -> Iterator[Pick]:
     """The same with priorities: of each the first free and the first waiting job are compared."""
-    sources = [(priority, leases.free.of(priority)) for priority in line.priorities]
-    sources += [(priority, leases.waiting_of(priority)) for priority in line.priorities]
-    first: list[tuple[int, bool, int, int, int, Chunk]] = []
+    frees = [(priority, leases.free.of(priority, effort)) for priority in line.priorities]
+    sources = frees + [(priority, waiting(line.topic, leases, priority, effort)) for priority in line.priorities]
 
-    def look(number: int) -> None:
+    def look(number: int) -> _Candidate | None:
         priority, jobs = sources[number]
         found = next(jobs, None)
-        if found is not None:
-            since, (seq, chunk) = found
-            level = line.level(priority, since, now)
-            is_later = number >= len(line.priorities) and level < JOB_PRIORITY_MAX
-            heappush(first, (-level, is_later, since, seq, number, chunk))
+        if found is None:
+            return None
+        seq, chunk = found
+        if number < len(frees):
+            since = line.heaps[priority][0][0]
+            return -line.level(priority, since, now), False, since, seq, number, chunk
+        since = chunk.base_ts + chunk.ts[seq - chunk.first_seq]
+        level = line.level(priority, since, now)
+        return -level, level < JOB_PRIORITY_MAX, since, seq, number, chunk
 
-    for number in range(len(sources)):
-        look(number)
-    while first:
-        _, _, _, seq, number, chunk = heappop(first)
-        if number < len(line.priorities):
+    first = [found for number in range(len(sources)) if (found := look(number)) is not None]
+    heapify(first)
+    while first and not effort.used_up:
+        best = first[0]
+        number = best[4]
+        if number < len(frees):
             leases.free.take(sources[number][0])
-        yield seq, chunk
-        look(number)
+        yield best[3], best[5]
+        if (found := look(number)) is not None:
+            heapreplace(first, found)
+        else:
+            heappop(first)
 
 
 def divide(available: int, wanted: Sequence[int]) -> list[int]:

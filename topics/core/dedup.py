@@ -16,6 +16,27 @@ from topics.core.requests import Append
 Duplicates = tuple[tuple[int, int], ...]  # (index in the request, the seq it maps to)
 
 
+class Told(tuple[tuple[int, int], ...]):
+    """Duplicates, very many of them, with what an answer says about them made ahead."""
+
+    text: bytes
+
+    @classmethod
+    def ahead(cls, duplicates: Duplicates) -> Duplicates:
+        if not duplicates:
+            return duplicates
+        made = cls(duplicates)
+        made.text = tell(duplicates)
+        return made
+
+
+def tell(duplicates: Duplicates) -> bytes:
+    """As JSON."""
+    if isinstance(duplicates, Told):
+        return duplicates.text
+    return b"[%b]" % b",".join([b'{"index":%d,"seq":%d}' % one for one in duplicates])
+
+
 class Sifted(NamedTuple):
     """What is left of a write without its duplicates, and those."""
 

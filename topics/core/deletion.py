@@ -84,21 +84,26 @@ class Deletion:
         for low in range(0, len(self.strikes.items), LOOKS):
             if low:
                 yield
-            front = topic.chunks[0].first_seq if topic.chunks else topic.next_seq
+            front = _front_of(topic)
             for chunk, *_ in self.strikes.items[low : low + LOOKS]:
                 if chunk.gone and chunk.last_seq >= front:
                     return True
         return False
 
-    def still_in(self, chunks: list[Chunk]) -> Strikes:
+    def still_in(self, topic: "Topic") -> Strikes:
         """What was prepared, without the chunks that have left at the front."""
         items = self.strikes.items
-        front = chunks[0].first_seq if chunks else (self.ranges.last or 0) + 1
+        front = _front_of(topic)
         left = bisect_left(items, front, key=lambda strike: strike[0].last_seq)
         for strike in items[:left]:
             self.strikes.leave_out(strike)
         del items[:left]
         return self.strikes
+
+
+def _front_of(topic: "Topic") -> int:
+    """Chunks that end below this have left the log."""
+    return topic.chunks[0].first_seq if topic.chunks else topic.next_seq
 
 
 def strikes_in(chunks: Sequence[Chunk], ranges: SeqRanges, first: int = 0, last: int | None = None) -> Strikes:

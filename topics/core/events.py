@@ -9,23 +9,24 @@ blocks' bodies one after another (see blockform.py). Without records there are n
 """
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 import msgpack
 import msgspec
 
 from topics.core.block import BadBlock, Block
-from topics.core.blockform import decode_block, encode_body
+from topics.core.blockform import address, decode_block, encode_body, encode_unaddressed
 from topics.core.config import TopicConfig, from_wire, to_wire
 from topics.core.deletion import Deletion
 from topics.core.derivation import Mark
+from topics.core.keyruns import DEDUP_BYTES, Dedups, NewKeys, pack_dedups, unpack_dedups
 from topics.core.ranges import SeqRanges
 from topics.core.residence import Kept
 
 CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH, MARKED = range(1, 11)
 _APPENDED = struct.Struct("<QQQQIBBH")
 _LENGTH = struct.Struct("<I")
-_DEDUP = struct.Struct("<I16s")
 _DEDUPS = 1  # flag of an append
 
 
@@ -60,7 +61,31 @@ class TopicRemoved(msgspec.Struct, frozen=True):
     topic_id: int
 
 
+Part = bytes | bytearray  # of a frame's body
+
+
+class Encoded:
+    """The bytes of a large append's blocks. Made in a thread: all of its texts are copied.
+
+    They are those of the event, whatever its blocks grow to later. Whoever logs it takes them, so that they go with the
+    frame.
+    """
+
+    __slots__ = ("_bodies",)
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._bodies = [encode_unaddressed(block) for block in blocks]
+
+    def take(self, topic_id: int, epoch: int) -> Sequence[Part]:
+        bodies, self._bodies = self._bodies, []
+        for body in bodies:
+            address(body, topic_id, epoch)
+        return bodies
+
+
 class Appended(msgspec.Struct, frozen=True):
+    """`encoded` is what it is logged as, if that was made ahead."""
+
     topic_id: int
     epoch: int
     ts: int
@@ -68,7 +93,9 @@ class Appended(msgspec.Struct, frozen=True):
     count: int
     key: bytes  # digest of the idempotency key, or empty
     blocks: list[Block]
-    dedups: tuple[tuple[int, bytes], ...] = ()  # (index of the record, digest of its dedup_key)
+    dedups: Dedups = ()
+    prepared: NewKeys | None = None  # the dedup keys, if they were made ready ahead; not logged
+    encoded: Encoded | None = None
 
     @property
     def size(self) -> int:
@@ -130,7 +157,7 @@ Event = (
 )  # fmt: skip
 
 
-def encode_event(event: Event) -> tuple[int, list[bytes]]:
+def encode_event(event: Event) -> tuple[int, list[Part]]:
     """The frame's kind and the parts of its body."""
     if type(event) is Appended:
         return APPENDED, _encode_appended(event)
@@ -213,15 +240,20 @@ def _decode_created(fields: list[Any]) -> TopicCreated:
     return TopicCreated(fields[0], fields[1], fields[2], from_wire(fields[3]), fields[4], fields[5], fields[6])
 
 
-def _encode_appended(event: Appended) -> list[bytes]:
+def _encode_appended(event: Appended) -> list[Part]:
     dedups = event.dedups
     head = _APPENDED.pack(
         event.topic_id, event.epoch, event.ts, event.first_seq, event.count, len(event.key),
         _DEDUPS if dedups else 0, len(event.blocks),
     )  # fmt: skip
-    blocks = [encode_body(block, event.topic_id, event.epoch) for block in event.blocks]
+    blocks: Sequence[Part]
+    if event.encoded is not None:
+        blocks = event.encoded.take(event.topic_id, event.epoch)
+    else:
+        blocks = [encode_body(block, event.topic_id, event.epoch) for block in event.blocks]
     if dedups:
-        return [head, event.key, _LENGTH.pack(len(dedups)), *[_DEDUP.pack(*one) for one in dedups], *blocks]
+        packed = event.prepared.packed if event.prepared is not None else pack_dedups(dedups)
+        return [head, event.key, _LENGTH.pack(len(dedups)), packed, *blocks]
     return [head, event.key, *blocks]
 
 
@@ -229,7 +261,7 @@ def _decode_appended(view: memoryview) -> Appended:
     topic_id, epoch, ts, first_seq, count, key_len, flags, block_count = _APPENDED.unpack_from(view)
     at = _APPENDED.size + key_len
     key = bytes(view[_APPENDED.size : at])
-    dedups: tuple[tuple[int, bytes], ...] = ()
+    dedups: Dedups = ()
     if flags & _DEDUPS:
         dedups, at = _decode_dedups(view, at, count)
     blocks = []
@@ -247,12 +279,12 @@ def _decode_appended(view: memoryview) -> Appended:
     return Appended(topic_id, epoch, ts, first_seq, count, key, blocks, dedups)
 
 
-def _decode_dedups(view: memoryview, at: int, count: int) -> tuple[tuple[tuple[int, bytes], ...], int]:
+def _decode_dedups(view: memoryview, at: int, count: int) -> tuple[Dedups, int]:
     """The dedup keys of an append of `count` records, and where they end."""
     (number,) = _LENGTH.unpack_from(view, at)
     at += _LENGTH.size
-    end = at + number * _DEDUP.size
-    dedups = tuple(_DEDUP.iter_unpack(view[at:end]))
+    end = at + number * DEDUP_BYTES
+    dedups = unpack_dedups(view[at:end])
     if len(dedups) != number or any(index >= count for index, _ in dedups):
         raise BadEvent("the dedup keys of an append do not fit its records")
     return dedups, end

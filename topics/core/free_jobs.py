@@ -7,6 +7,8 @@ That is the order of their seqs, or, where jobs have priorities or times, of how
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
 
+from topics.core.chunk import Chunk
+from topics.core.effort import Effort
 from topics.core.line import Line, Pick, chunk_of
 
 
@@ -37,12 +39,15 @@ class FreeJobs:
         """How often it was delivered, counted or not; never less than before."""
         return self._deliveries(seq) + self.spared.get(seq, 0)
 
-    def pick(self) -> int | None:
+    def pick(self, effort: Effort) -> int | None:
         """The lowest, while there is no line."""
         while self._heap:
             seq = heappop(self._heap)
             if seq in self.seqs:
                 return seq
+            effort.left -= 1
+            if effort.left <= 0:
+                return None
         return None
 
     # --- with a line ----------------------------------------------------------------------------------------------
@@ -62,21 +67,24 @@ class FreeJobs:
             self.put_back(seq)
         return len(moved)
 
-    def of(self, priority: int) -> Iterator[tuple[int, Pick]]:
-        """Those of a priority, and since when each waits. Whoever takes one says so with `take` before asking for the
-        next."""
+    def of(self, priority: int, effort: Effort) -> Iterator[Pick]:
+        """Those of a priority; the one that was given last is the first of its heap. Whoever takes it says so with
+        `take` before asking for the next."""
         assert self._line is not None
-        heap = self._line.heaps[priority]
+        topic, heap = self._line.topic, self._line.heaps[priority]
         seen: set[int] = set()  # a job may stand there twice
+        chunk: Chunk | None = None
         while heap:
-            since, seq, rounds = heap[0]
+            _, seq, rounds = heap[0]
             stands = seq in self.seqs and seq not in seen and rounds == self._rounds(seq)  # else it was free before
-            chunk = chunk_of(self._line.topic, seq) if stands else None
-            if chunk is None:
-                heappop(heap)
-            else:
+            if stands and (chunk := chunk_of(topic, seq, chunk)) is not None:
                 seen.add(seq)
-                yield since, (seq, chunk)
+                yield seq, chunk
+                continue
+            heappop(heap)
+            effort.left -= 1
+            if effort.left <= 0:
+                return
 
     def take(self, priority: int) -> None:
         """The first of a priority is picked."""

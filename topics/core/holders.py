@@ -1,5 +1,7 @@
 """Which jobs of a queue are on which stream: a stream is fed until it holds as many as it may."""
 
+from collections.abc import Iterable
+
 
 class Holders:
     __slots__ = ("_held", "freed")
@@ -21,6 +23,10 @@ class Holders:
     def add(self, stream: int, seq: int) -> None:
         if stream in self._held:
             self._held[stream].add(seq)
+
+    def add_all(self, stream: int, seqs: Iterable[int]) -> None:
+        if stream in self._held:
+            self._held[stream].update(seqs)
 
     def drop(self, stream: int, seq: int) -> None:
         if stream in self._held:

@@ -1,7 +1,5 @@
 """Jobs as claimers see them: the stored text of a record with its lease spliced in. Nothing of it is parsed."""
 
-import msgspec
-
 from topics.core.block import Block
 from topics.core.chunk import Chunk
 from topics.core.diff import Plan, Window
@@ -10,64 +8,94 @@ from topics.core.leases import Leases
 from topics.core.line import Pick
 
 
-class Job(msgspec.Struct, frozen=True, gc=False):
-    seq: int
-    chunk: Chunk
-    number: int
-    deadline: int
-    deliveries: int
-
-
 class Jobs:
     """What one claimer got, to be read and rendered."""
 
-    __slots__ = ("_jobs", "plan")
+    __slots__ = ("_deadline", "_deliveries", "_number", "_picks", "plan")
 
     def __init__(self, picks: list[Pick], grant: Grant, leases: Leases) -> None:
-        self._jobs = [
-            Job(seq, chunk, number, grant.deadline, leases.deliveries(seq))
-            for number, (seq, chunk) in enumerate(picks, grant.number)
-        ]
-        chunks: dict[int, Window] = {}
-        for seq, chunk in picks:
-            window = chunks.get(id(chunk))
-            at = seq - chunk.first_seq
-            if window is None:
-                chunks[id(chunk)] = Window(chunk=chunk, block=chunk.block, dead=0, low=at, high=at + 1)
-            else:
-                window.low, window.high = min(window.low, at), max(window.high, at + 1)
-        self.plan = Plan(list(chunks.values()), None, 0, 0, 0, len(picks))
+        self._picks = picks
+        self._number = grant.number
+        self._deadline = grant.deadline
+        self._deliveries = leases.delivered(grant.seqs)
+        self.plan = Plan(_windows(picks), None, 0, 0, 0, len(picks))
 
     @property
     def leases(self) -> list[tuple[int, int]]:
         """The seqs and the numbers of their leases."""
-        return [(job.seq, job.number) for job in self._jobs]
+        return [(seq, number) for number, (seq, _) in enumerate(self._picks, self._number)]
 
-    def render(self, leases: Leases, prefix: bytes = b"") -> list[tuple[int, bytes]]:
-        """The jobs that are still under these leases, each with its seq. `prefix` goes before the first field."""
-        blocks = {id(window.chunk): window.block for window in self.plan.windows}
-        shown = []
-        for job in self._jobs:
-            block, lease = blocks[id(job.chunk)], leases.lease_of(job.seq)
-            if block is not None and lease is not None and lease.number == job.number:
-                shown.append((job.seq, _render(block, job, prefix)))
-        return shown
+    def render(self, leases: Leases, prefix: bytes = b"") -> tuple[list[int], list[bytes]]:
+        """The jobs that are still under these leases: their seqs and their texts. `prefix` goes before the first
+        field. A claim is of a thousand jobs, so what those of a block have in common is looked up once."""
+        windows = {id(window.chunk): window for window in self.plan.windows}
+        opening = b"{" + prefix
+        said: dict[int, bytes] = {}  # by deliveries and priority
+        seqs: list[int] = []
+        texts: list[bytes] = []
+        chunk: Chunk | None = None
+        block: Block | None = None
+        for number, ((seq, of_job), deliveries) in enumerate(
+            zip(self._picks, self._deliveries, strict=True), self._number
+        ):
+            if of_job is not chunk:
+                chunk, window = of_job, windows[id(of_job)]
+                block = window.block
+                if block is not None:
+                    text, base = _text_of(block, window)
+                    first_seq, ends, data_offs = block.first_seq, block.ends, block.data_offs
+                    priorities, tags, tag_ends = block.priorities, bytes(block.tags), block.tag_ends
+            lease = leases.lease_of(seq)
+            if block is None or lease is None or lease.number != number:
+                continue
+            index = seq - first_seq
+            key = deliveries << 8 | priorities[index]
+            terms = said.get(key)
+            if terms is None:
+                terms = said[key] = self._terms(deliveries, priorities[index])
+            if tags and (tag := tags[tag_ends[index - 1] if index else 0 : tag_ends[index]]):
+                terms += b',"$tag":' + tag
+            start = ends[index - 1] + 1 - base if index else 0
+            data_at = start + data_offs[index]
+            seqs.append(seq)
+            texts.append(
+                b'%b%b,"lease_id":"lease_%x%b%b'
+                % (
+                    opening,
+                    text[start + 1 : data_at],
+                    number,
+                    terms,
+                    text[data_at : ends[index] - base],
+                )
+            )
+        return seqs, texts
+
+    def _terms(self, deliveries: int, priority: int) -> bytes:
+        said = b'","deadline":%d,"deliveries":%d' % (self._deadline, deliveries)
+        return said + b',"priority":%d' % priority if priority else said
 
 
-def _render(block: Block, job: Job, prefix: bytes) -> bytes:
-    index = job.seq - block.first_seq
-    start, end, text = block.start(index), block.ends[index], block.text
-    data_at = start + block.data_offs[index]
-    tag = block.tag(index)
-    priority = block.priorities[index]
-    return b'{%b%b,"lease_id":"lease_%x","deadline":%d,"deliveries":%d%b%b%b%b' % (
-        prefix,
-        bytes(text[start + 1 : data_at]),
-        job.number,
-        job.deadline,
-        job.deliveries,
-        b',"priority":%d' % priority if priority else b"",
-        b',"$tag":' if tag else b"",
-        tag,
-        bytes(text[data_at:end]),
-    )
+def _windows(picks: list[Pick]) -> list[Window]:
+    """What has to be read of each chunk."""
+    windows: dict[int, Window] = {}
+    window: Window | None = None
+    for seq, chunk in picks:
+        at = seq - chunk.first_seq
+        if window is None or window.chunk is not chunk:
+            window = windows.get(id(chunk))
+            if window is None:
+                window = windows[id(chunk)] = Window(chunk=chunk, block=chunk.block, dead=0, low=at, high=at + 1)
+        if at >= window.high:
+            window.high = at + 1
+        elif at < window.low:
+            window.low = at
+    return list(windows.values())
+
+
+def _text_of(block: Block, window: Window) -> tuple[bytes, int]:
+    """The text of a window, or of the whole block, and where in that of the block it begins. Of bytes a part is cut in
+    half the time that it takes of anything else."""
+    if type(block.text) is bytes:
+        return block.text, 0
+    start, end = block.start(window.low), block.ends[window.high - 1]
+    return bytes(block.text[start:end]), start

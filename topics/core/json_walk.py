@@ -7,11 +7,17 @@ step of it searches more than STEP_BYTES at once, so that a thread that walks le
 import re
 
 STEP_BYTES = 64 * 1024
-_SPACE = re.compile(rb"[ \t\n\r]*")
-_MARK = re.compile(rb'["{}\[\]]')
-_SCALAR = re.compile(rb'[^,:"{}\[\] \t\n\r]*')
-QUOTE, BACKSLASH = b'"\\'
+DEPTH_MAX = 4096  # deeper than any decoder goes
+_SPACE = re.compile(rb"[ \t\n\r]*+")
+_SCALAR = re.compile(rb'[^,:"{}\[\] \t\n\r]*+')
+_IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
+_NO_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)  # a string only if it is whole
+QUOTE = ord('"')
 OPEN, CLOSE = b"{[", b"}]"
+
+
+class TooLong(ValueError):
+    """The value goes on for longer than it may."""
 
 
 class Malformed(ValueError):
@@ -41,51 +47,54 @@ def behind(text: bytes, at: int, mark: bytes) -> int:
     return at + 1
 
 
-def end_of_string(text: bytes, at: int) -> int:
-    """Behind the closing quote of the string that begins at `at`."""
-    start = at + 1
-    while start < len(text):
-        quote = text.find(b'"', start, start + STEP_BYTES)
-        if quote < 0:
-            start += STEP_BYTES
-        elif _is_escaped(text, quote):
-            start = quote + 1
-        else:
-            return quote + 1
+def end_of_string(text: bytes, at: int, most: int) -> int:
+    """Behind the closing quote of the string that begins at `at`. TooLong if it has many more than `most` bytes."""
+    at, stop = at + 1, at + most
+    while at < len(text):
+        if at > stop:
+            raise TooLong
+        found = _IN_STRING.match(text, at, at + STEP_BYTES)
+        assert found is not None
+        end = found.end()
+        if text[end : end + 1] == b'"':
+            return end + 1
+        if end == at:  # a backslash, and then nothing
+            break
+        at = end
     raise Malformed(len(text))
 
 
-def _is_escaped(text: bytes, at: int) -> bool:
-    before = at
-    while text[before - 1] == BACKSLASH:
-        before -= 1
-    return (at - before) % 2 == 1
-
-
-def end_of_value(text: bytes, at: int) -> int:
-    """Behind the value that begins at `at`."""
+def end_of_value(text: bytes, at: int, most: int) -> int:
+    """Behind the value that begins at `at`. TooLong if it has many more than `most` bytes, RecursionError if it is
+    nested more deeply than anybody could read."""
     first = byte_at(text, at)
     if first == QUOTE:
-        return end_of_string(text, at)
+        return end_of_string(text, at, most)
     if first not in OPEN:
         end = _skip(_SCALAR, text, at)
         if end == at:
             raise Malformed(at)
         return end
+    stop = at + most
     depth = 0
     while at < len(text):
-        mark = _MARK.search(text, at, at + STEP_BYTES)
-        if mark is None:
-            at += STEP_BYTES
+        if at > stop:
+            raise TooLong
+        found = _NO_BRACKET.match(text, at, at + STEP_BYTES)
+        assert found is not None
+        if found.end() == at + STEP_BYTES or found.end() == len(text):
+            at = found.end()
             continue
-        at = mark.start()
-        if text[at] == QUOTE:
-            at = end_of_string(text, at)
+        at = found.end()
+        if text[at] == QUOTE:  # a string that goes on behind what was looked at
+            at = end_of_string(text, at, stop - at)
             continue
         depth += 1 if text[at] in OPEN else -1
         at += 1
         if not depth:
             return at
+        if depth > DEPTH_MAX:
+            raise RecursionError
     raise Malformed(len(text))
 
 

@@ -37,7 +37,7 @@ from topics.core.free_jobs import FreeJobs
 from topics.core.holders import Holders
 from topics.core.lease_parts import AGAIN, EXPIRED, FIRST, Failure, Grant, Lease, Move
 from topics.core.lease_snapshot import Snapshot
-from topics.core.line import Line, Pick, is_gone, is_uneven, live_jobs, waiting
+from topics.core.line import Line, is_gone, is_uneven, live_jobs
 from topics.core.ranges import SeqRanges
 
 if TYPE_CHECKING:
@@ -178,9 +178,14 @@ class Leases:
         if self.line is None:
             return 1 if seq <= self.cursor else 0
         priority, _, timed = self.line.terms(seq)
-        return 1 if seq <= self._cursor_of(priority) and not timed else 0
+        return 1 if seq <= self.cursor_of(priority) and not timed else 0
 
-    def _cursor_of(self, priority: int) -> int:
+    def delivered(self, seqs: Iterable[int]) -> list[int]:
+        """The same of jobs that are leased."""
+        times = self._deliveries
+        return [times.get(seq, 1) for seq in seqs]
+
+    def cursor_of(self, priority: int) -> int:
         return self._cursors.get(priority, 0) if priority else self.cursor
 
     def last_failure(self, seq: int) -> Failure | None:
@@ -206,25 +211,18 @@ class Leases:
             return b""
         codes = bytearray()
         for seq in seqs:
-            priority, _, timed = line.terms(seq)
             if seq not in self.free.seqs:
-                codes.append(priority)
+                codes.append(line.priority(seq))
             else:
-                codes.append(FIRST if timed and seq not in self._deliveries else AGAIN)
+                codes.append(AGAIN if seq in self._deliveries or not line.terms(seq)[2] else FIRST)
         return bytes(codes)
 
-    def waiting_of(self, priority: int) -> Iterator[tuple[int, Pick]]:
-        """With a line: the jobs of a priority that were never leased, and since when each waits."""
-        assert self.line is not None
-        topic = self.line.topic
-        passed = topic.head_seq
-        for seq, chunk in waiting(topic, priority, self._cursor_of(priority)):
-            if seq not in self._leaving:
-                if priority and passed >= seq:
-                    self._cursors[priority] = passed = seq - 1  # what is dead is not looked at again
-                yield chunk.base_ts + chunk.ts[seq - chunk.first_seq], (seq, chunk)
-        if priority and passed == topic.head_seq:
-            self._cursors[priority] = passed
+    def pass_by(self, priority: int, seq: int) -> None:
+        """No job of this priority waits up to here: nobody looks for one again."""
+        if priority:
+            self._cursors[priority] = seq
+        else:
+            self.cursor = seq
 
     # --- events ---------------------------------------------------------------------------------------------------
 
@@ -232,30 +230,39 @@ class Leases:
         """One pass over all who claim together."""
         cursor = self.cursor
         for grant in grants:
-            node = intern(grant.node)
-            for number, seq in enumerate(grant.seqs, grant.number):
-                if grant.codes:
-                    self._count(seq, grant.codes[number - grant.number])
-                else:
-                    deliveries = self._deliveries.pop(seq, 1 if seq <= cursor else 0)
-                    if deliveries:
-                        self._deliveries[seq] = deliveries + 1
-                    self.cursor = max(self.cursor, seq)
+            seqs, node, deadline, owner = grant.seqs, intern(grant.node), grant.deadline, grant.owner
+            if not seqs:
+                continue
+            for seq in self._count_coded(seqs, grant.codes) if grant.codes else self._count(seqs, cursor):
                 self._detach(seq)
-                self._leases[seq] = Lease(number, node, grant.deadline, grant.owner)
-                self._deadlines.add(grant.deadline, seq)
-                if grant.owner:
-                    self.streams.add(grant.owner, seq)
+            for number, seq in enumerate(seqs, grant.number):
+                self._leases[seq] = Lease(number, node, deadline, owner)
+            self._deadlines.add_all(deadline, seqs)
+            if owner:
+                self.streams.add_all(owner, seqs)
 
-    def _count(self, seq: int, code: int) -> None:
-        """One more delivery of a job in a queue with a line. What had to wait for its time always has its own entry: no
-        cursor tells whether it was ever leased."""
-        if code >= FIRST:
-            self._deliveries[seq] = self._deliveries.get(seq, 0 if code == FIRST else 1) + 1
-        elif code:
-            self._cursors[code] = max(self._cursors.get(code, 0), seq)
-        else:
-            self.cursor = max(self.cursor, seq)
+    def _count(self, seqs: list[int], cursor: int) -> Collection[int]:
+        """One more delivery of each job, in a queue without a line whose cursor was there; those that are known."""
+        self.cursor = max(self.cursor, max(seqs))
+        if min(seqs) > cursor and self._deliveries.keys().isdisjoint(seqs):
+            return ()
+        for seq in seqs:
+            deliveries = self._deliveries.pop(seq, 1 if seq <= cursor else 0)
+            if deliveries:
+                self._deliveries[seq] = deliveries + 1
+        return seqs
+
+    def _count_coded(self, seqs: list[int], codes: bytes) -> Collection[int]:
+        """The same in a queue with a line. What had to wait for its time always has its own entry: no cursor tells
+        whether it was ever leased."""
+        known = []
+        for seq, code in zip(seqs, codes, strict=True):
+            if code >= FIRST:
+                self._deliveries[seq] = self._deliveries.get(seq, 0 if code == FIRST else 1) + 1
+                known.append(seq)
+            elif seq > self.cursor_of(code):
+                self.pass_by(code, seq)
+        return known
 
     def extend(self, seqs: Iterable[int], deadline: int) -> None:
         for seq in seqs:
@@ -389,13 +396,14 @@ class Leases:
         if self.line is None:
             return seq <= self.cursor
         priority, _, timed = self.line.terms(seq)
-        return timed or seq <= self._cursor_of(priority)
+        return timed or seq <= self.cursor_of(priority)
 
     def come_back(self, first: int, last: int) -> None:
         """Jobs that were not there while the cursor passed: none of them must be passed by, or count as delivered."""
         while self._gone:  # it was for those that were there before
             self._forget()
-        for seq in range(first, min(last, self.cursor) + 1):
+        passed = max(self.cursor, *self._cursors.values()) if self._cursors else self.cursor
+        for seq in range(first, min(last, passed) + 1):
             is_busy = seq in self._leases or seq in self._delayed or seq in self._leaving
             if seq in self.free.seqs:
                 self.free.put_back(seq)  # whoever looked for it did not find it
@@ -443,6 +451,7 @@ class Leases:
     def match_with(self, topic: "Topic") -> None:
         """After a replay: forget jobs that are gone, and let no live one that a cursor has passed be passed by."""
         self.cursor = min(self.cursor, topic.head_seq)
+        self._cursors = {priority: min(cursor, topic.head_seq) for priority, cursor in self._cursors.items()}
         self._drop_all([seq for seq in {*chain(*self._by_state())} if is_gone(topic, seq)])
         for seq, move in self.moving.items():
             self.move((seq,), move)
@@ -450,7 +459,7 @@ class Leases:
         spared, self.free = self.free.spared, FreeJobs()
         self.free.spared = spared
         if topic.config.type == "queue" and is_uneven(topic):
-            passed = self._line_up(topic).recall(self._cursor_of, busy, self._deliveries)
+            passed = self._line_up(topic).recall(self.cursor_of, busy, self._deliveries)
         else:
             passed = live_jobs(topic, self.cursor)
         for seq in passed:

@@ -14,12 +14,12 @@ instead, and no cursor stops at them: when their time comes they are free.
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Container, Iterator, Sequence, Set
+from collections.abc import Callable, Container, Iterator, Set
 from heapq import heappush
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
-from topics.core.bits import runs, span
+from topics.core.bits import runs, span, spread
 from topics.core.block import Block
 from topics.core.chunk import Chunk
 from topics.core.timetable import Timetable
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 LEVELS = JOB_PRIORITY_MAX + 1
 Pick = tuple[int, Chunk]
 _last_seq = attrgetter("last_seq")
+_DIGITS = [bytes(b"1"[0] if byte == priority else b"0"[0] for byte in range(256)) for priority in range(LEVELS)]
 
 
 class Line:
@@ -76,14 +77,24 @@ class Line:
 
     def terms(self, seq: int) -> tuple[int, int, bool]:
         """The priority of a job, since when it counts as waiting, and whether it had to wait for its time."""
-        chunk = self._near
-        if chunk is None or not chunk.first_seq <= seq <= chunk.last_seq:
-            chunk = self._near = chunk_of(self.topic, seq)
+        chunk = self._chunk_of(seq)
         if chunk is None:
             return 0, 0, False
         index = seq - chunk.first_seq
-        due = chunk.dues.get(index) if chunk.dues is not None else 0
+        if chunk.dues is None:
+            return rank_in(chunk, index), chunk.base_ts + chunk.ts[index], False
+        due = chunk.dues.get(index)
         return rank_in(chunk, index), max(due, chunk.base_ts + chunk.ts[index]), bool(due)
+
+    def priority(self, seq: int) -> int:
+        chunk = self._chunk_of(seq)
+        return rank_in(chunk, seq - chunk.first_seq) if chunk is not None else 0
+
+    def _chunk_of(self, seq: int) -> Chunk | None:
+        chunk = self._near
+        if chunk is None or not 0 <= seq - chunk.first_seq < len(chunk.sizes):
+            chunk = self._near = chunk_of(self.topic, seq)
+        return chunk
 
     def set_free(self, seq: int, rounds: int) -> None:
         """Each delivery, whether it counts or not, makes it as much younger as it takes to grow a level: one that
@@ -98,10 +109,13 @@ class Line:
         return min(JOB_PRIORITY_MAX, priority + (now - since) // age_ms)
 
 
-def chunk_of(topic: "Topic", seq: int) -> Chunk | None:
-    """The chunk with this record, if it is live."""
-    index = bisect_left(topic.chunks, seq, key=_last_seq)
-    chunk = topic.chunks[index] if index < len(topic.chunks) else None
+def chunk_of(topic: "Topic", seq: int, near: Chunk | None = None) -> Chunk | None:
+    """The chunk with this record, if it is live. Looks at `near` first, which must be in the log."""
+    if near is not None and 0 <= seq - near.first_seq < len(near.sizes):
+        chunk: Chunk | None = near
+    else:
+        index = bisect_left(topic.chunks, seq, key=_last_seq)
+        chunk = topic.chunks[index] if index < len(topic.chunks) else None
     if chunk is None or seq < chunk.first_seq or chunk.dead >> (seq - chunk.first_seq) & 1:
         return None
     return chunk
@@ -136,30 +150,33 @@ def is_uneven(topic: "Topic") -> bool:
     return any(chunk.ranks is not None or chunk.dues is not None for chunk in topic.chunks)
 
 
-def waiting(topic: "Topic", priority: int, cursor: int) -> Iterator[Pick]:
-    """Live jobs of a priority above a cursor, those with a time left out."""
+def chunks_above(topic: "Topic", cursor: int) -> Iterator[Chunk]:
     chunks = topic.chunks
     for place in range(bisect_right(chunks, cursor, key=_last_seq) if cursor else 0, len(chunks)):
-        chunk = chunks[place]
-        if not chunk.live:
-            continue
-        skip = chunk.dead | chunk.dues.mask if chunk.dues is not None else chunk.dead
-        for index in _places(chunk.ranks, priority, max(0, cursor + 1 - chunk.first_seq), len(chunk), skip):
-            yield chunk.first_seq + index, chunk
+        yield chunks[place]
 
 
-def _places(ranks: Sequence[int] | None, priority: int, low: int, high: int, skip: int) -> Iterator[int]:
-    if ranks is None:
-        if not priority:
-            for start, end in runs(span(low, high) & ~skip):
-                yield from range(start, end)
+def waiting_in(chunk: Chunk, priority: int, cursor: int) -> Iterator[int]:
+    """Seqs of the live jobs of a priority above a cursor, those with a time left out. What is dead costs next to
+    nothing."""
+    if not chunk.live:
         return
-    assert isinstance(ranks, bytes | bytearray)
-    index = ranks.find(priority, low)
+    first, low = chunk.first_seq, max(0, cursor + 1 - chunk.first_seq)
+    skip = chunk.dead | chunk.dues.mask if chunk.dues is not None else chunk.dead
+    if chunk.ranks is None:
+        if not priority:
+            for start, end in runs(span(low, len(chunk)) & ~skip):
+                yield from range(first + start, first + end)
+        return
+    places, what = chunk.ranks, priority
+    if skip:
+        if places.find(priority, low) < 0:
+            return
+        places, what = spread(int(places[::-1].translate(_DIGITS[priority]), 2) & ~skip), 1
+    index = places.find(what, low)
     while index >= 0:
-        if not skip >> index & 1:
-            yield index
-        index = ranks.find(priority, index + 1)
+        yield first + index
+        index = places.find(what, index + 1)
 
 
 def live_jobs(topic: "Topic", through_seq: int) -> Iterator[int]:

@@ -6,8 +6,8 @@ tells whether the guess was right: JSON is read from left to right, so if the te
 records on its own, the second cut lies between two records of the whole. Where no guess is right the text is walked
 through, string by string and bracket by bracket (json_walk.py): that is slow, but others get their turn.
 
-What stands beside the records is decoded last. A refusal is in the words of the decoder, with indexes and positions of
-the whole body.
+What stands beside the records is decoded last. A refusal is in the words of the decoder, with the index and the
+position in the whole body where that can be told; of several faults it may name another than the first.
 """
 
 import codecs
@@ -23,17 +23,18 @@ from topics.core.json_walk import (
     QUOTE,
     STEP_BYTES,
     Malformed,
+    TooLong,
     behind,
     byte_at,
     end_of_string,
     end_of_value,
     skip_space,
 )
-from topics.errors import TopicsError
+from topics.errors import TopicsError, invalid
 
 GUESSES_MAX = 8  # for one cut
-EXPLAINED_BYTES = 64 * limits.KIB  # of text that cannot be walked through, shown to the decoder for its words
-_REACH = 2 * limits.MIB  # within which a record must end
+MEMBERS_MAX = 64  # of the body, lists of records included
+EXPLAINED_BYTES = 2 * limits.MIB  # of text that cannot be walked through, shown to the decoder for its words
 _CUT = re.compile(
     rb"\}[ \t\n\r]*,(?=[ \t\n\r]*\{[ \t\n\r]*"
     rb'"(?:data|tag|node|meta|dedup_key|priority|delay_ms|not_before|ttl_ms)"[ \t\n\r]*:)'
@@ -41,6 +42,8 @@ _CUT = re.compile(
 _INDEX = re.compile(r"- at `\$\[(\d+)\]")
 _BYTE = re.compile(r"\(byte (\d+)\)$")
 _BEHIND_LIST = re.compile(r"trailing characters \(byte (\d+)\)$")
+
+NO_RECORDS = b'"records":[]'
 
 Record = TypeVar("Record")
 Rest = TypeVar("Rest")
@@ -81,6 +84,8 @@ class _Pieces(Generic[Record, Rest]):
         self._records: list[Record] = []
         self._members: list[bytes] = []  # beside the list of records
         self._members_bytes = 0
+        self._count = 0  # of all members
+        self._text_max = 2 * reader.record_bytes + limits.REQUEST_BODY_BYTES  # of one record, with whatever it holds
 
     def decode(self) -> tuple[list[Record], Rest]:
         body = self._body
@@ -111,29 +116,38 @@ class _Pieces(Generic[Record, Rest]):
         body = self._body
         if byte_at(body, at) != QUOTE:
             raise Malformed(at)
-        key_end = end_of_string(body, at)
-        value = skip_space(body, behind(body, skip_space(body, key_end), b":"))
-        if byte_at(body, value) == ord("[") and _is_records(body[at:key_end]):
-            self._keep(b'"records":[]')
-            self._rest()  # what is wrong with the members before it is told first
+        self._count += 1
+        if self._count > MEMBERS_MAX:
+            raise invalid(f"the body has more than {MEMBERS_MAX} members")
+        try:
+            key_end = end_of_string(body, at, limits.REQUEST_BODY_BYTES)
+            value = skip_space(body, behind(body, skip_space(body, key_end), b":"))
+            is_list = byte_at(body, value) == ord("[") and _is_records(body[at:key_end])
+            end = 0 if is_list else end_of_value(body, value, limits.REQUEST_BODY_BYTES)
+        except TooLong:
+            raise _too_much_beside() from None
+        if is_list:
+            if NO_RECORDS not in self._members:
+                self._keep(NO_RECORDS)
+                self._rest()  # what is wrong with the members before it is told first
             self._records = []  # of several lists the last one counts
             return self._list(value + 1)
-        end = end_of_value(body, value)
         self._keep(body[at:end])
         return end
 
     def _keep(self, member: bytes) -> None:
         self._members_bytes += len(member)
         if self._members_bytes > limits.REQUEST_BODY_BYTES:
-            raise TopicsError(
-                errors.PAYLOAD_TOO_LARGE,
-                f"what an append holds beside its records may have {limits.REQUEST_BODY_BYTES} bytes",
-                {"max": limits.REQUEST_BODY_BYTES},
-            )
+            raise _too_much_beside()
         self._members.append(member)
 
     def _rest(self) -> Rest:
-        return self._reader.rest(b"{%b}" % b",".join(self._members))
+        try:
+            return self._reader.rest(b"{%b}" % b",".join(self._members))
+        except msgspec.ValidationError:
+            raise
+        except msgspec.DecodeError as error:  # the position would be that in another text
+            raise msgspec.DecodeError(_BYTE.sub("", str(error)).rstrip()) from None
 
     # --- the list of records --------------------------------------------------------------------------------------
 
@@ -149,13 +163,16 @@ class _Pieces(Generic[Record, Rest]):
             self._reader.check_count(len(self._records))
             if is_end:
                 return at
+            if byte_at(body, at) == ord("]"):
+                raise msgspec.DecodeError(f"JSON is malformed: trailing comma in array (byte {at})")
 
     def _guess(self, at: int) -> tuple[int, bool] | None:
-        """Take records from `at` on in, up to where one seems to begin, and is right to."""
+        """Take records from `at` on in, up to where one seems to begin, and is right to. At most two pieces' worth."""
         body = self._body
         guess = at + limits.PIECE_BYTES
+        stop = guess + limits.PIECE_BYTES
         for _ in range(GUESSES_MAX):
-            cut = _find_cut(body, guess, min(guess + _REACH, len(body)))
+            cut = _find_cut(body, guess, stop)
             if cut is None:
                 return None
             end, begin = cut
@@ -185,26 +202,24 @@ class _Pieces(Generic[Record, Rest]):
         body, begin, end, count = self._body, at, at, 0
         while True:
             try:
-                mark = skip_space(body, value_end := end_of_value(body, at))
+                value_end = end_of_value(body, at, self._text_max)
+                mark = skip_space(body, value_end)
                 is_end = byte_at(body, mark) == ord("]")
                 follows = mark + 1 if is_end else skip_space(body, behind(body, mark, b","))
+            except TooLong:
+                raise self._too_long(len(self._records) + count) from None
             except Malformed:
                 self._explain(begin, end, at)
-            self._check_text(len(self._records) + count, value_end - at)
             at, end, count = follows, value_end, count + 1
             if is_end or end - begin >= limits.PIECE_BYTES:
                 self._take(b"[%b]" % body[begin:end], begin)
                 return at, is_end
 
-    def _check_text(self, index: int, size: int) -> None:
+    def _too_long(self, index: int) -> TopicsError:
         """A record may have white space and members that nobody knows, but not without end."""
-        most = 2 * self._reader.record_bytes + limits.REQUEST_BODY_BYTES
-        if size > most:
-            message = (
-                f"records[{index}] is {size} bytes of text; the limit for data + meta is {self._reader.record_bytes}"
-            )
-            detail = {"index": index, "bytes": size, "max": self._reader.record_bytes}
-            raise TopicsError(errors.RECORD_TOO_LARGE, message, detail)
+        most = self._reader.record_bytes
+        message = f"records[{index}] has more than {self._text_max} bytes of text; data + meta may have {most}"
+        return TopicsError(errors.RECORD_TOO_LARGE, message, {"index": index, "max": most})
 
     def _explain(self, begin: int, end: int, at: int) -> NoReturn:
         """There are records from `begin` to `end`, but what follows at `at` is none."""
@@ -244,7 +259,13 @@ def _find_cut(body: bytes, at: int, stop: int) -> tuple[int, int] | None:
     return None
 
 
+def _too_much_beside() -> TopicsError:
+    most = limits.REQUEST_BODY_BYTES
+    message = f"what an append holds beside its records may have {most} bytes"
+    return TopicsError(errors.PAYLOAD_TOO_LARGE, message, {"max": most})
+
+
 def _malformed(body: bytes, at: int) -> msgspec.DecodeError:
     if at >= len(body):
         return msgspec.DecodeError("Input data was truncated")
-    return msgspec.DecodeError(f"JSON is malformed: invalid character (byte {at + 1})")
+    return msgspec.DecodeError(f"JSON is malformed: invalid character (byte {at})")

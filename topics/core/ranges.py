@@ -21,6 +21,7 @@ from collections.abc import Iterable, Iterator
 from topics.core.bits import runs
 
 SEQ_MAX = 2**64 - 1
+FILL_STEP = 4096  # ranges that go into the arrays at once: longer ones would hold the interpreter
 
 
 class SeqRanges:
@@ -52,6 +53,9 @@ class SeqRanges:
                 last = seq
             elif seq > last:
                 lasts.append(last)
+                if len(lasts) == FILL_STEP:
+                    ranges._fill(firsts, lasts)
+                    firsts, lasts = [], []
                 firsts.append(seq)
                 last = seq
             elif seq < last:
@@ -62,27 +66,26 @@ class SeqRanges:
 
     @classmethod
     def from_masks(cls, masks: Iterable[tuple[int, int]]) -> "SeqRanges":
-        """Of each (first seq, mask) the seqs whose bits are set. The masks are ascending and do not overlap."""
+        """Of each (first seq, mask) the seqs whose bits are set, in ascending order of first seqs."""
         ranges = cls()
         firsts, lasts = ranges._firsts, ranges._lasts
-        last = -2
         for first, mask in masks:
-            ranges._count += mask.bit_count()
             for low, high in runs(mask):
-                if first + low == last + 1:
-                    lasts[-1] = first + high - 1
+                if lasts and first + low <= lasts[-1] + 1:
+                    ranges.add(first + low, first + high - 1)
                 else:
                     firsts.append(first + low)
                     lasts.append(first + high - 1)
-                last = first + high - 1
+                    ranges._count += high - low
         return ranges
 
     def _fill(self, firsts: list[int], lasts: list[int]) -> None:
+        """Add ranges above all others."""
         if firsts[0] < 0 or lasts[-1] > SEQ_MAX:
             raise ValueError("a seq is an integer from 0 to 2**64 - 1")
-        self._firsts = array("Q", firsts)
-        self._lasts = array("Q", lasts)
-        self._count = sum(lasts) - sum(firsts) + len(firsts)
+        self._firsts.fromlist(firsts)
+        self._lasts.fromlist(lasts)
+        self._count += sum(lasts) - sum(firsts) + len(firsts)
 
     def add(self, first: int, last: int) -> None:
         """Add every seq from `first` to `last`, both included; what is there already stays."""

@@ -4,13 +4,14 @@ The gateway closes an object after it has added `performance`, so these are "ope
 that have nothing to add.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from topics.core import groups, priority
 from topics.core.config import to_json
+from topics.core.dedup import Duplicates, tell
 from topics.core.diff import Buffer, Plan
 from topics.core.groups import Group
 from topics.core.loss import Tombstone
@@ -18,6 +19,7 @@ from topics.core.queue_counts import counts
 from topics.core.requests import quoted
 from topics.core.topic import Topic
 
+JOINED_BYTES = 1024  # of a job on average, if those of a claim are sent in one piece
 _encode = msgspec.json.Encoder().encode
 
 
@@ -125,12 +127,16 @@ def _groups_of(topic: Topic) -> bytes:
 # --- queues -------------------------------------------------------------------------------------------------------
 
 
-def claimed(topic: Topic, jobs: list[tuple[int, bytes]], now_ms: int) -> list[Buffer]:
+def claimed(topic: Topic, jobs: list[bytes], now_ms: int) -> list[Buffer]:
+    """Small texts are joined, as a piece costs as much to send as a kilobyte; large ones are not copied."""
     out: list[Buffer] = [b'{"topic":%b,"claimed":[' % quoted(topic.name)]
-    for index, (_, text) in enumerate(jobs):
-        if index:
-            out.append(b",")
-        out.append(text)
+    if sum(map(len, jobs)) <= JOINED_BYTES * len(jobs):
+        out.append(b",".join(jobs))
+    else:
+        for index, text in enumerate(jobs):
+            if index:
+                out.append(b",")
+            out.append(text)
     out.append(b'],"count":%d,"ready":%d' % (len(jobs), counts(topic, now_ms).ready))
     return out
 
@@ -183,14 +189,10 @@ def appended(
     created: bool,
     deduped: bool,
     return_seqs: bool,
-    duplicates: Sequence[tuple[int, int]] = (),
+    duplicates: Duplicates = (),
 ) -> bytes:
     """Seqs are of what was appended; `duplicates` are (index in the request, seq) of what was not."""
-    seqs = (
-        b'"seqs":[%b],' % b",".join([b"%d" % seq for seq in range(first_seq, first_seq + count)])
-        if return_seqs
-        else b""
-    )
+    seqs = b'"seqs":%b,' % msgspec.json.encode(list(range(first_seq, first_seq + count))) if return_seqs else b""
     return b'{"topic":%b,"first_seq":%d,"last_seq":%d,%b"head_seq":%d,"count":%d,"created":%b,"deduped":%b%b' % (
         quoted(name),
         first_seq,
@@ -200,12 +202,8 @@ def appended(
         count,
         b"true" if created else b"false",
         b"true" if deduped else b"false",
-        _duplicates(duplicates) if duplicates else b"",
+        b',"duplicates":%b' % tell(duplicates) if duplicates else b"",
     )
-
-
-def _duplicates(duplicates: Sequence[tuple[int, int]]) -> bytes:
-    return b',"duplicates":[%b]' % b",".join([b'{"index":%d,"seq":%d}' % one for one in duplicates])
 
 
 def sought(topic: Topic, ts: int, cursor: int) -> bytes:

@@ -18,6 +18,7 @@ from topics.core.events import (
     Appended,
     CeilingReserved,
     CreatedAndAppended,
+    Encoded,
     Event,
     Marked,
     RangeLost,
@@ -27,8 +28,9 @@ from topics.core.events import (
     TopicUpdated,
     WentIdle,
 )
-from topics.core.idempotency import KeyWindow, Remembered, digest_key
+from topics.core.idempotency import END_OF_TIME, KeyWindow, Remembered, digest_key
 from topics.core.ids import ids_of
+from topics.core.keyruns import NewKeys
 from topics.core.leases import leases_of
 from topics.core.loss import CORRUPT, CRASH
 from topics.core.render import render_blocks
@@ -146,35 +148,44 @@ def _check_keys(state: ShardState, count: int) -> None:
         )
 
 
-def forget_keys(state: ShardState, now_ms: int) -> None:
-    """Drop the keys whose window has passed from every topic; the others stay."""
-    for topic in state.by_id.values():
-        if topic.keys is not None:
-            state.keys -= topic.keys.forget_before(now_ms - topic.config.idempotency_window_ms)
+def forget_keys(state: ShardState, topic: Topic, now_ms: int) -> None:
+    """Forget the keys whose window has passed; the others stay."""
+    if topic.keys is not None:
+        state.keys -= topic.keys.forget_before(now_ms - topic.config.idempotency_window_ms)
 
 
 def decide_append(
-    state: ShardState, topic: Topic, request: Append, now_ms: int, blocks: list[Block] | None = None
+    state: ShardState,
+    topic: Topic,
+    request: Append,
+    now_ms: int,
+    blocks: list[Block] | None = None,
+    prepared: NewKeys | None = None,
+    encoded: Encoded | None = None,
 ) -> Appended:
-    """The write, which has been sifted, as one event. Refuses before any seq is taken. `blocks` if they are rendered
-    already."""
+    """The write, which has been sifted, as one event. Refuses before any seq is taken.
+
+    `blocks` if its records were checked and rendered already, `prepared` if its dedup keys are made ready for them, and
+    `encoded` if the blocks are.
+    """
     derivation.check_sure(topic)
     key = digest_key(request.key) if request.key is not None else b""
     if key or request.dedups:
         _check_keys(state, key_count(request))
-    if request.has_terms and not request.copied:
-        check_topic(request.records, topic, now_ms)
     ts = blocks[0].base_ts if blocks else max(now_ms, topic.last_ts)
     if blocks is None:
+        if request.has_terms and not request.copied:
+            check_topic(request.records, topic, now_ms)
         blocks = render_blocks(request.records, request.node, topic.next_seq, ts, ids_of(topic, ts))
+        if request.has_terms and blocks:
+            lay_terms(blocks, request.records, ts)
     assert not blocks or (blocks[0].first_seq == topic.next_seq and ts >= topic.last_ts)
-    if request.has_terms and blocks:
-        lay_terms(blocks, request.records, ts)
     if request.origin:
         blocks[0].need_extras().origins[0] = request.origin
     if topic.config.discard == "reject":
         check_room(topic, len(request.records), sum([block.size for block in blocks]))
-    return Appended(topic.id, topic.epoch, ts, topic.next_seq, len(request.records), key, blocks, request.dedups)
+    seq, count = topic.next_seq, len(request.records)
+    return Appended(topic.id, topic.epoch, ts, seq, count, key, blocks, request.dedups, prepared, encoded)
 
 
 def check_room(topic: Topic, records: int, size: int) -> None:
@@ -292,13 +303,18 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
 def _remember(state: ShardState, topic: Topic, event: Appended) -> None:
     if topic.keys is None:
         topic.keys = KeyWindow()
-    before = len(topic.keys)
-    topic.keys.forget_before(event.ts - topic.config.idempotency_window_ms)
+    keys, before = topic.keys, len(topic.keys)
+    keys.forget_before(event.ts - topic.config.idempotency_window_ms)
     if event.key:
-        topic.keys.add(event.key, Remembered(event.first_seq, event.count, event.ts))
-    for index, digest in event.dedups:
-        topic.keys.add(digest, Remembered(event.first_seq + index, 1, event.ts))
-    state.keys += len(topic.keys) - before
+        keys.add(event.key, event.first_seq, event.count, event.ts)
+    if event.prepared is not None:
+        keys.add_all(event.prepared)
+    else:
+        for index, digest in event.dedups:
+            keys.add(digest, event.first_seq + index, 1, event.ts)
+    state.keys += len(keys) - before
+    while state.replaying and keys.tidy():  # later somebody else does it, in small steps
+        pass
 
 
 def _bridge(state: ShardState, topic: Topic, last: int) -> None:
@@ -341,6 +357,7 @@ def _apply_updated(state: ShardState, topic: Topic, event: TopicUpdated) -> Topi
 
 
 def _apply_removed(state: ShardState, topic: Topic) -> Topic:
+    state.keys -= topic.keys.forget_before(END_OF_TIME) if topic.keys is not None else 0
     topic.release_all()
     while state.replaying and topic.bury():  # later somebody else does it, in small steps
         pass
@@ -351,7 +368,6 @@ def _apply_removed(state: ShardState, topic: Topic) -> Topic:
         del state.topics[topic.name]
         state.names.discard(topic.name)
     state.free_cells.append(topic.cell)
-    state.keys -= len(topic.keys) if topic.keys is not None else 0
     return topic
 
 

@@ -96,7 +96,7 @@ class Topic:
         self.pending = 0
         self.pending_records = 0
         self.pending_bytes = 0
-        self.pending_keys: dict[bytes, list[Callable[[], None]]] | None = None
+        self.pending_keys: dict[bytes, list[Callable[[], None]]] | None = None  # one list for all of a write
         self.parked: list[Callable[[], None]] | None = None
         self.waiters: dict[Callable[[], None], None] | None = None  # long-polls, in their order; none cost nothing
         # Commands behind a large write that is being rendered, or behind very many lifetimes that are over.
@@ -144,7 +144,7 @@ class Topic:
     def take_waiting(self) -> list[Callable[[], None]]:
         """Commands that wait for a pending one; nothing waits any more."""
         waiting = list(self.parked or ())
-        for retries in (self.pending_keys or {}).values():
+        for retries in {id(retries): retries for retries in (self.pending_keys or {}).values()}.values():
             waiting += retries
         self.parked, self.pending_keys = None, None
         return waiting
@@ -316,7 +316,7 @@ class Topic:
     def _pop_dead_front(self) -> None:
         if not self.count:
             self._drop_front(len(self.chunks))
-        elif not self.chunks[0].live:
+        elif self.chunks and not self.chunks[0].live:
             alive = (index for index, chunk in enumerate(self.chunks) if chunk.live)
             self._drop_front(next(alive, len(self.chunks)))
 
@@ -358,13 +358,15 @@ class Topic:
             self._set_aside(front)
 
     def bury(self) -> bool:
-        """Let the files of some chunks go that left at the front, and some tags; whether there are more."""
+        """Let the files of some chunks go that left at the front, some tags, and some keys that are forgotten; whether
+        there are more."""
         if self.faded:
             del self.faded[-FADE_STEP:]
         for chunk in self.buried[-BURY_STEP:]:
             release(chunk)
         del self.buried[-BURY_STEP:]
-        return bool(self.buried or self.faded)
+        untidy = self.keys is not None and self.keys.tidy()
+        return untidy or bool(self.buried or self.faded)
 
     def holds(self, chunk: Chunk) -> bool:
         """Whether the chunk is still part of the log."""
@@ -385,7 +387,7 @@ class Topic:
             if self.chunks and self.chunks[0].first_seq < before_seq:
                 deleted += self._kill(self.chunks[0], 0, before_seq - self.chunks[0].first_seq)
         if ranges is not None:
-            strikes = prepared.still_in(self.chunks) if prepared is not None else strikes_in(self.chunks, ranges)
+            strikes = prepared.still_in(self) if prepared is not None else strikes_in(self.chunks, ranges)
             deleted += self.strike(strikes, ranges)
         if self.expiries is not None and ranges is not None:
             lifetimes.forget(self, ranges)
@@ -398,7 +400,7 @@ class Topic:
         flips = self.flips if self.flips is not None else []
         for strike in strikes.items:
             chunk, before, after, records, size = strike
-            if chunk.dead is not before or chunk.gone:
+            if chunk.dead is not before or chunk.gone:  # the same number is the same object if nobody has set it
                 changed.append(strike)
                 continue
             chunk.dead = after

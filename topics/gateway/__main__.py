@@ -12,14 +12,14 @@ import resource
 import socket
 import sys
 from contextlib import suppress
+from typing import Any
 
 import trio
 
-from topics import logs
+from topics import limits, logs
 from topics.aside import give_way
-from topics.board import Board
+from topics.board import Board, Phase
 from topics.gateway.access import Door
-from topics.gateway.app import create_app
 from topics.gateway.control import ControlLock
 from topics.gateway.dispatch import Gateway
 from topics.gateway.live import Live
@@ -39,6 +39,7 @@ from topics.stopping import orphaned, stop_on_signal
 log = logging.getLogger("topics.gateway")
 CUT_EARLY_S = 1.0  # at most a quarter of the time there is
 ORPHAN_GRACE_S = 3.0
+PHASE_S = 0.05
 
 
 async def _stop_when_orphaned(lifeline: int, stop: trio.Event, everything: trio.CancelScope) -> None:
@@ -73,6 +74,24 @@ def _allow_many_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def make_app(gateway: Gateway) -> Any:
+    """In a thread, while requests are served: so it gives way to the loop at once, and is not held up by the collector,
+    which would look at all that was imported so far, again and again."""
+    usual_s = sys.getswitchinterval()
+    sys.setswitchinterval(limits.SWITCH_INTERVAL_S)
+    gc.disable()
+    try:
+        import topics.gateway.handover
+        import topics.gateway.openapi.document  # noqa: F401 - for docs_routes.py
+        from topics.gateway.app import create_app
+
+        return create_app(gateway)
+    finally:
+        gc.freeze()
+        gc.enable()
+        sys.setswitchinterval(usual_s)
+
+
 async def serve(boot: GatewayBoot) -> None:
     stop = trio.Event()
     board = Board.open(boot.board)
@@ -103,7 +122,7 @@ async def serve(boot: GatewayBoot) -> None:
         )
         server = Server(
             gateway,
-            create_app(gateway),
+            make_app,
             publish=publish,
             max_connections=boot.settings.caps.connections,
             port_is_lent=boot.port_is_lent,
@@ -120,6 +139,9 @@ async def serve(boot: GatewayBoot) -> None:
         await nursery.start(run)
         await nursery.start(serve_unix, boot.socket, {"health": health})
         log.info("ready")
+        while board.phase is not Phase.READY:  # noqa: ASYNC110 - memory that the supervisor writes
+            await trio.sleep(PHASE_S)  # till then the processors are for the shards and their logs
+        server.framework.ask()
 
 
 def main(argv: list[str] | None = None) -> int:

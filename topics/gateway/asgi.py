@@ -32,7 +32,8 @@ async def run_app(connection: "Connection", incoming: Incoming, path: bytes, que
     """Leaves the connection ready for its next request, or about to close."""
     exchange = Exchange(connection, incoming)
     try:
-        await connection.server.app(exchange.scope(path, query), exchange.receive, exchange.send)
+        app = await connection.server.framework.app()
+        await app(exchange.scope(path, query), exchange.receive, exchange.send)
     except TopicsError as error:
         exchange.failure = error
     except ClientGone:

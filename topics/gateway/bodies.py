@@ -1,13 +1,14 @@
 """Bodies on their way in and out: content type, size, gzip. Payloads are never looked at here."""
 
 import zlib
+from collections.abc import Iterator, Sequence
 
 import trio
 
 from topics import errors, limits
 from topics.aside import run_aside
 from topics.errors import TopicsError, invalid
-from topics.gateway.messages import Parts, Request, Response
+from topics.gateway.messages import Parts, Request, Response, add_part
 
 GZIP_MAGIC = b"\x1f\x8b"
 GZIP_WINDOW = 16 + zlib.MAX_WBITS
@@ -35,11 +36,13 @@ async def read_parts(request: Request, limit: int) -> Parts:
     encoding = headers.get(b"content-encoding")
     gzipped = encoding is not None and is_gzip(encoding)
     body = await request.source.read(limit)
+    if isinstance(body, bytes) and len(body) > limit:  # Quart collects up to the largest body there is
+        raise too_large(limit)
     if length is None and body:
         check_type(headers.get(b"content-type"))
     if gzipped and body:
         inflated = await inflate(body, limit)
-        request.reserve(len(inflated))
+        request.reserve(len(inflated) if isinstance(inflated, bytes) else sum(map(len, inflated)))
         return inflated
     return body
 
@@ -81,42 +84,60 @@ def _unsupported(message: str) -> TopicsError:
     return TopicsError(errors.UNSUPPORTED_MEDIA_TYPE, message)
 
 
-async def inflate(body: Parts, limit: int) -> bytes:
+async def inflate(body: Parts, limit: int) -> Parts:
     """At most `limit` bytes are ever inflated, so a bomb costs no more than an honest body."""
     if isinstance(body, bytes) and len(body) <= limits.GZIP_THREAD_BYTES // 8:
         # Even so little may inflate to a thousand times as much: the loop only gives it a small chance.
-        whole = _inflate(body, limit, stop_at=limits.GZIP_THREAD_BYTES * 4)
+        whole = _inflate([body], limit, stop_at=limits.GZIP_THREAD_BYTES * 4)
         if whole is not None:
             return whole
-    whole = await run_aside(_inflate, body, limit, limiter=_inflating)
+    parts = [body] if isinstance(body, bytes) else body
+    whole = await run_aside(_inflate, parts, limit, limiter=_inflating)
     assert whole is not None
     return whole
 
 
-def _inflate(packed: Parts, limit: int, stop_at: int | None = None) -> bytes | None:
+def _inflate(packed: Sequence[bytes | bytearray], limit: int, stop_at: int | None = None) -> Parts | None:
     """All members of a gzip file; None if that would be more than `stop_at` bytes."""
-    body = packed if isinstance(packed, bytes) else b"".join(packed)
-    parts: list[bytes] = []
-    have = 0
     most = limit if stop_at is None else min(limit, stop_at)
-    while body:
-        broken = "something that is not gzip follows the gzip body" if parts else "the body is not valid gzip"
-        member = zlib.decompressobj(GZIP_WINDOW)
-        try:
-            part = member.decompress(body, most - have + 1)
-        except zlib.error:
-            raise invalid(broken) from None
-        parts.append(part)
+    parts: list[bytes | bytearray] = []
+    have = 0
+    for part in _inflated(packed, most):
+        add_part(parts, part)
         have += len(part)
         if have > most:
             if most < limit:
                 return None
             raise too_large(limit)
-        if not member.eof:
-            ours = body.startswith(GZIP_MAGIC[: len(body)])
-            raise invalid("the gzip body ends too early" if ours else broken)
-        body = member.unused_data
-    return parts[0] if len(parts) == 1 else b"".join(parts)
+    return b"".join(parts) if have <= limits.BODY_JOIN_BYTES else parts
+
+
+def _inflated(packed: Sequence[bytes | bytearray], most: int) -> Iterator[bytes]:
+    """What comes out, in parts: the interpreter is held while a long one is put together. A byte more than asked for at
+    most."""
+    member, start = None, b""
+    broken = "the body is not valid gzip"
+    for given in packed:
+        data = bytes(given)
+        more = False  # to come out, although nothing is left to go in
+        while data or more:
+            if member is None:
+                member, start = zlib.decompressobj(GZIP_WINDOW), b""
+            start += data[: len(GZIP_MAGIC) - len(start)]
+            room = min(most + 1, limits.INFLATE_PART_BYTES)
+            try:
+                part = member.decompress(data, room)
+            except zlib.error:
+                raise invalid(broken) from None
+            most -= len(part)
+            yield part
+            more = len(part) == room and not member.eof
+            data = member.unconsumed_tail
+            if member.eof:
+                data, member = member.unused_data, None
+                broken = "something that is not gzip follows the gzip body"
+    if member is not None:
+        raise invalid("the gzip body ends too early" if GZIP_MAGIC.startswith(start) else broken)
 
 
 async def compress(request: Request, response: Response) -> None:

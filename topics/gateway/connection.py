@@ -440,9 +440,11 @@ class Connection:
     async def _hand_over(self, data: bytes) -> None:
         self.handed_over = True
         self._leave_lane()
+        self.idle, self.deadline = False, inf  # it is the client who waits
+        handover = await self.server.framework.handover()
         self.idle = True
         self.deadline = self._first_deadline()
-        await self.server.handover.take(self.sock, data, self._note_busy)
+        await handover.take(self.sock, data, self._note_busy)
 
     def _note_busy(self, busy: bool) -> None:
         """For a connection that Hypercorn serves."""

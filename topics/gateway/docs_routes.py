@@ -12,7 +12,6 @@ import msgspec
 
 from topics.gateway.dispatch import Gateway
 from topics.gateway.messages import Request, Response
-from topics.gateway.openapi.document import document
 from topics.gateway.routing import Route, Routes
 from topics.limits import Limits
 
@@ -31,6 +30,8 @@ async def docs(gateway: Gateway, request: Request) -> Response:
 
 @lru_cache(maxsize=1)
 def rendered(routes: Routes, bounds: Limits) -> bytes:
+    from topics.gateway.openapi.document import document  # a gateway has it with the framework, not at its start
+
     return msgspec.json.encode(document(routes.table, bounds))
 
 

@@ -38,7 +38,7 @@ def hypercorn_config(body_bytes: int) -> Config:
     config.errorlog = logging.getLogger("topics.hypercorn")
     config.keep_alive_timeout = 10.0**9
     config.keep_alive_max_requests = 1 << 62
-    config.websocket_max_message_size = body_bytes
+    config.websocket_max_message_size = min(body_bytes, limits.WS_MESSAGE_BYTES)
     config.websocket_ping_interval = limits.WS_PING_S
     config.h11_max_incomplete_size = limits.HTTP_HEAD_BYTES
     config.h2_max_header_list_size = limits.HTTP_HEAD_BYTES

@@ -12,6 +12,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from urllib.parse import parse_qsl
 
+from topics import limits
 from topics.errors import INVALID_REQUEST, TopicsError, invalid
 from topics.keys import Principal
 
@@ -19,9 +20,21 @@ if TYPE_CHECKING:
     from topics.gateway.visitor import Visitor
 
 T = TypeVar("T")
-Parts = bytes | list[bytes]  # of a body; to put the parts of a large one together takes a while
+Parts = bytes | list[bytes | bytearray]  # of a body; to put the parts of a large one together takes a while
 JSON = b"application/json"
 WEBSOCKET_VERSION = b"13"
+
+
+def add_part(parts: list[bytes | bytearray], data: bytes) -> None:
+    """More of a body. Very many small parts would cost more than their bytes: they are gathered."""
+    if not parts or len(data) > limits.BODY_PART_BYTES // 2:
+        parts.append(data)
+        return
+    last = parts[-1]
+    if type(last) is bytearray and len(last) < limits.BODY_PART_BYTES:
+        last += data
+    else:
+        parts.append(bytearray(data))
 
 
 class ClientGone(Exception):
@@ -58,11 +71,20 @@ def header_map(pairs: Sequence[tuple[bytes, bytes]]) -> dict[bytes, bytes]:
 # An id that a client chose is used if it can stand in a header, a log line and a shell. Ours: this process, a count.
 SANE_ID = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._:@/+=-]{0,127}")
 _ids = count(1)
-_ID_FORMAT = os.urandom(6).hex().encode() + b"-%x"
+_id_format = b""
+
+
+def _name_process() -> None:
+    global _id_format
+    _id_format = os.urandom(6).hex().encode() + b"-%x"
+
+
+_name_process()
+os.register_at_fork(after_in_child=_name_process)  # gateways are forks of a process that has imported this
 
 
 def new_id() -> bytes:
-    return _ID_FORMAT % next(_ids)
+    return _id_format % next(_ids)
 
 
 class Request:

@@ -16,7 +16,7 @@ from time import perf_counter_ns
 import httptools
 
 from topics import limits
-from topics.gateway.messages import WEBSOCKET_VERSION, Refusal
+from topics.gateway.messages import WEBSOCKET_VERSION, Refusal, add_part
 
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HANDED_OVER = ("websocket", "h2c")
@@ -48,7 +48,7 @@ class Incoming:
         self.http11 = True
         self.keep_alive = False
         self.complete = False
-        self.parts: list[bytes] = []  # of the body, not yet taken
+        self.parts: list[bytes | bytearray] = []  # of the body, not yet taken
         self.received = 0  # bytes of body in all
         self.expects = False  # the client waits for 100 Continue
         self.upgrade = ""  # "websocket" or "h2c": hand the connection over
@@ -57,15 +57,15 @@ class Incoming:
 
     def peek(self) -> bytes:
         """The body, which stays."""
-        if len(self.parts) > 1:
-            self.parts = [b"".join(self.parts)]
-        return self.parts[0] if self.parts else b""
+        body = self.take()
+        self.parts = [body] if body else []
+        return body
 
     def take(self) -> bytes:
         parts = self.take_parts()
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+        return parts[0] if len(parts) == 1 and type(parts[0]) is bytes else b"".join(parts)
 
-    def take_parts(self) -> list[bytes]:
+    def take_parts(self) -> list[bytes | bytearray]:
         parts, self.parts = self.parts, []
         return parts
 
@@ -168,8 +168,8 @@ class RequestParser:
 
     def on_body(self, data: bytes) -> None:
         request = self._now
-        request.parts.append(data)
         request.received += len(data)
+        add_part(request.parts, data)
 
     def on_message_complete(self) -> None:
         self._now.complete = True

@@ -44,6 +44,6 @@ async def ready(gateway: Gateway, request: Request) -> Response:
 ROUTES = (
     Route("GET", "/v0/health", health, "health", hot=True, probe=True),
     Route("GET", "/healthz", health, "health", hot=True, probe=True),
-    Route("GET", "/v0/ready", ready, "ready", probe=True),
-    Route("GET", "/readyz", ready, "ready", probe=True),
+    Route("GET", "/v0/ready", ready, "ready", hot=True, probe=True),
+    Route("GET", "/readyz", ready, "ready", hot=True, probe=True),
 )

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from typing import Any, Protocol
 
@@ -22,7 +23,7 @@ from topics.gateway import render
 from topics.gateway.connection import Connection
 from topics.gateway.dispatch import Gateway, performance
 from topics.gateway.express import Lane
-from topics.gateway.handover import Handover
+from topics.gateway.framework import Framework
 from topics.gateway.messages import Refusal, new_id
 from topics.gateway.statuses import error_response
 
@@ -51,18 +52,20 @@ class Server:
     def __init__(
         self,
         gateway: Gateway,
-        app: Any,
+        make_app: Callable[[Gateway], Any],
         patience: Patience | None = None,
         publish: Callable[[int, int], object] | None = None,
         max_connections: int = 0,
         *,
         port_is_lent: bool = False,
     ) -> None:
-        """`port_is_lent`: it is there before the server and after it."""
+        """`make_app` is called once, in a thread, when the app is needed. `port_is_lent`: it is there before the
+        server and after it."""
         self.gateway = gateway
-        self.app = app
         self.patience = patience or Patience()
-        self.handover = Handover(app, gateway.door, self.patience.send_s, gateway.limits.body_bytes)
+        self.framework = Framework(
+            partial(make_app, gateway), gateway.door, self.patience.send_s, gateway.limits.body_bytes
+        )
         self.connections: set[Connection] = set()
         self.lane = Lane()
         self.address: tuple[str, int] | None = None
@@ -89,7 +92,7 @@ class Server:
         self.address = _address(listener.getsockname())
         self.now = trio.current_time()
         async with trio.open_nursery() as life:
-            await self.handover.start(life)
+            life.start_soon(self.framework.run)
             life.start_soon(self._sweep)
             life.start_soon(self.lane.run)
             async with trio.open_nursery() as open_connections:
@@ -104,7 +107,7 @@ class Server:
                             await self._end_of(set(self.connections))
                         accepting.cancel_scope.cancel()
                 self._close_idle()
-            await self.handover.stop()
+            await self.framework.stop()
             life.cancel_scope.cancel()
 
     async def _accept(self, listener: socket.socket, nursery: trio.Nursery) -> None:

@@ -7,6 +7,7 @@ watcher behind the socket falls behind, as that of an event stream does.
 
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import ExitStack
 from time import perf_counter_ns
 from typing import Any, Protocol
 
@@ -142,28 +143,31 @@ class WsSession:
 
     # --- commands in ------------------------------------------------------------------------------------------------
 
-    async def _decode(self, text: bytes) -> tuple[Head, Any]:
-        if len(text) <= limits.THREAD_BODY_BYTES:
-            return ws_frames.decode(text, self._gateway.limits)
-        return await run_aside(ws_frames.decode, text, self._gateway.limits)
-
     async def _receive(self, socket: Socket, nursery: trio.Nursery) -> None:
         while True:
             message = await socket.receive()
             await self._busy.acquire()
             started = perf_counter_ns()
             memory = self._gateway.door.visitor(self._keys)
-            try:
-                text = _text(message)
-                memory.reserve(len(text))
-                head, command = await self._decode(text)
-            except TopicsError as error:
-                self._busy.release()
-                memory.leave()
-                await self._reply(ws_frames.error(_request_id(message), error))
-                continue
-            turn = self._turns.take(command.names, shared=head.op in SHARED)  # here, where they come in order
-            nursery.start_soon(self._run, head, command, started, turn, memory)
+            with ExitStack() as unless_taken:
+                unless_taken.callback(self._busy.release)
+                unless_taken.callback(memory.leave)
+                try:
+                    head, command = await self._decode(message, memory)
+                except TopicsError as error:
+                    unless_taken.close()
+                    await self._reply(ws_frames.error(_request_id(message), error))
+                    continue
+                turn = self._turns.take(command.names, shared=head.op in SHARED)  # here, where they come in order
+                nursery.start_soon(self._run, head, command, started, turn, memory)
+                unless_taken.pop_all()
+
+    async def _decode(self, message: str | bytes, memory: Visitor) -> tuple[Head, Any]:
+        text = _text(message)
+        memory.reserve(len(text))
+        if len(text) <= limits.THREAD_BODY_BYTES:
+            return ws_frames.decode(text, self._gateway.limits)
+        return await run_aside(ws_frames.decode, text, self._gateway.limits)
 
     async def _run(self, head: Head, command: Command, started: int, turn: Turn, memory: Visitor) -> None:
         try:

@@ -4,8 +4,10 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from topics.core.block import Block
+from topics.core.config import TopicConfig
 from topics.core.dedup import Duplicates, Sifted
-from topics.core.events import Event
+from topics.core.events import Encoded, Event
+from topics.core.keyruns import NewKeys
 from topics.core.topic import Topic
 
 Done = Callable[[Any], None]
@@ -26,10 +28,13 @@ class Appending(NamedTuple):
 
 
 class Rendered(NamedTuple):
-    """A large write as it was made ready elsewhere, while nothing could come in between."""
+    """A large write as it was made ready elsewhere, while nothing could come in between (rendering.py)."""
 
     sifted: Sifted
     blocks: list[Block]
+    keys: NewKeys | None  # if it has dedup keys
+    encoded: Encoded | None  # if it is to be logged
+    config: TopicConfig  # what the topic has, or is to have if there is none
 
 
 class Pending(NamedTuple):

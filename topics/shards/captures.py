@@ -4,6 +4,7 @@ import msgspec
 
 from topics.core.block import Block
 from topics.core.chunk import Chunk, DataFile
+from topics.core.keyruns import Run
 from topics.core.topic import Topic
 from topics.shards.files import File
 
@@ -34,7 +35,6 @@ class Capture(msgspec.Struct):
     last_seq: int
     segment: bool  # its sources make up at least one segment
     packs_from: int  # as the topic's, once this is installed
-    digests: list[bytes]  # idempotency keys that no checkpoint has stored yet
-    keys: bytes  # and what is remembered of them
+    keys: list[Run]  # idempotency and dedup keys that no checkpoint has stored yet
     flips: list[tuple[Chunk, int]]  # stored chunks whose delete flags are behind, with what was dead in them
     outputs: list[Output] = []

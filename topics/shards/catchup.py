@@ -55,8 +55,7 @@ class CatchUp:
     def _catch_up(self, queue: "Queue") -> Iterator[None]:
         waiting = self._waiting[queue]
         while True:
-            while not queue.is_gone and not queue.settle():
-                yield
+            yield from queue.catch_up()
             if not waiting:
                 break
             try:

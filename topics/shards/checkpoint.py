@@ -28,14 +28,17 @@ import os
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 import msgspec
 
 from topics import limits
+from topics.aside import let_go
 from topics.core.bits import span
 from topics.core.blockform import flags_from_mask
 from topics.core.chunk import Chunk, DataFile
+from topics.core.keyruns import Run
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.limits import Limits
@@ -56,6 +59,7 @@ PACK_CHUNKS_MAX = 64  # chunks of one topic in packs before they are rewritten a
 PACKS_MAX = 32  # packs of a shard before the emptiest are merged
 FLIP_STEP = 64  # chunks whose delete flags are seen to before others get their turn
 PACK_MERGE_BYTES = 8 * limits.MIB  # what one checkpoint rewrites at most to merge packs
+_first_seq = attrgetter("first_seq")
 
 
 class Flip(msgspec.Struct):
@@ -78,6 +82,7 @@ class Checkpoint:
         self.dirty, engine.dirty = engine.dirty, set()
         self.removed, engine.removed_topics = engine.removed_topics, []
         self.captures: list[Capture] = []
+        self._behind: list[Capture] = []  # those with delete flags to write
         self.flips: dict[Topic, list[Flip]] = {}
         self.commit = snapshot.Commit()
         self.commit.cut_lsn = engine.log.durable_lsn  # everything up to here is applied
@@ -94,30 +99,35 @@ class Checkpoint:
     # --- in the loop ----------------------------------------------------------------------------------------------
 
     def capture(self) -> Iterator[None]:
-        """Capture every dirty topic; the caller may do other things between two of them."""
-        self._unused = {info.id for info in self._store.data_files.values() if is_unused(info)}
-        topics = [topic for topic in self.dirty if topic.id in self._store.engine.state.by_id]
-        topics += self._topics_of_sparse_packs(set(topics))
-        if self._unneeded is None:
-            self._unneeded = [(topic, list(topic.spent)) for topic in topics if topic.spent]
-        self._leaving = {id(chunk) for _, chunks in self._unneeded for chunk in chunks}
-        for topic in topics:
-            self._capture(topic)
-            yield
-        for capture in self.captures:
-            yield from self._take_flips(capture)
+        """Capture every dirty topic, each at one instant; the caller may do other things between two of them."""
         state = self._store.engine.state
+        self._unused = {info.id for info in self._unused_files()}
+        others: list[Topic] = []
+        yield from self._add_topics_of_sparse_packs(others)
+        if self._unneeded is None:
+            self._unneeded = [(topic, list(topic.spent)) for topic in chain(self.dirty, others) if topic.spent]
+        self._leaving = {id(chunk) for _, chunks in self._unneeded for chunk in chunks}
+        for topic in chain(self.dirty, others):
+            if topic.id in state.by_id:  # else the log tells that it was removed
+                self._capture(topic)
+            yield
+        for capture in self._behind:
+            yield from self._take_flips(capture)
         commit = self.commit
         commit.next_topic_id, commit.next_epoch = state.next_topic_id, state.next_epoch
         commit.next_cell, commit.now_ms = state.next_cell, state.now_ms
         commit.removed_topics = self.removed
         commit.idle_lsn = self._store.engine.log.idle_lsn
-        self.retired = [info for info in self._store.data_files.values() if self._may_go(info)]
+        self.retired = [info for info in self._unused_files() if self._may_go(info)]
         commit.removed_files = [info.id for info in self.retired]
         self.moves = self._store.take_copied(self.retired)
 
+    def _unused_files(self) -> list[DataFile]:
+        """As `is_unused` tells. All at one instant, of many thousands."""
+        return [info for info in self._store.data_files.values() if not (info.live or info.chunks)]
+
     def _may_go(self, info: DataFile) -> bool:
-        """A file may go only together with the reason why nobody needs it.
+        """An unused file may go only together with the reason why nobody needs it.
 
         That reason is in this checkpoint if the file was unused when it began: the topics concerned were dirty. What
         became unused during the capture is judged by its one topic: captured, and not changed since.
@@ -125,7 +135,7 @@ class Checkpoint:
         if info.id in self._unused:
             return True
         owner = self._store.engine.state.by_id.get(info.topic_id)
-        return is_unused(info) and info.kind == SEGMENT and owner is not None and not owner.dirty
+        return info.kind == SEGMENT and owner is not None and not owner.dirty
 
     def _capture(self, topic: Topic) -> None:
         """All of one instant, and quick however many records there are."""
@@ -135,7 +145,6 @@ class Checkpoint:
             topic.dirty = True
             return
         flips = [(chunk, chunk.dead) for chunk in topic.flips or ()]
-        topic.flips = None
         if flips:
             topic.prune()  # a stored chunk without a live record no longer holds its file
             self._store.engine.graves.note(topic)
@@ -147,8 +156,11 @@ class Checkpoint:
         packs_from = self._store.next_file_id if whole else topic.packs_from
         entry = snapshot.encode_topic(topic, packs_from)
         last_seq = topic.resident_from - 1 if topic.resident_from else topic.head_seq
-        digests, keys = _take_keys(topic)
-        self.captures.append(Capture(topic, entry, sources, last_seq, segment, packs_from, digests, keys, flips))
+        capture = Capture(topic, entry, sources, last_seq, segment, packs_from, _take_keys(topic), flips)
+        topic.flips = None  # not before: whatever fails until here must leave them owed
+        self.captures.append(capture)
+        if flips:
+            self._behind.append(capture)
         self.needs_lsn = max(self.needs_lsn, topic.applied_lsn)
 
     def _is_stored(self, chunk: Chunk) -> bool:
@@ -157,8 +169,6 @@ class Checkpoint:
 
     def _take_flips(self, capture: Capture) -> Iterator[None]:
         """Only those in files that stay."""
-        if not capture.flips:
-            return
         flips = self.flips[capture.topic] = []
         for index, (chunk, dead) in enumerate(capture.flips):
             if self._is_stored(chunk):
@@ -188,7 +198,7 @@ class Checkpoint:
         unsealed.reverse()
         if topic.spent:
             dead = [chunk for chunk in topic.spent if self._is_kept(topic, chunk)]
-            unsealed = sorted(unsealed + dead, key=lambda chunk: chunk.first_seq)
+            unsealed = sorted(unsealed + dead, key=_first_seq)
         fresh = [chunk for chunk in unsealed if chunk.file is None]
         segment = self._fills_segment(unsealed) or (bool(unsealed) and self._aged(topic, unsealed[0]))
         if not segment and len(unsealed) - len(fresh) < PACK_CHUNKS_MAX and not self._rewrites(unsealed):
@@ -231,23 +241,22 @@ class Checkpoint:
             handle = self._store.handles.get(chunk.file)
         return Source(chunk, chunk.block, dead, handle)
 
-    def _topics_of_sparse_packs(self, known: set[Topic]) -> list[Topic]:
+    def _add_topics_of_sparse_packs(self, others: list[Topic]) -> Iterator[None]:
         """When packs pile up, the topics in the emptiest ones are captured too, so that those packs can go."""
         packs = [info for info in self._store.data_files.values() if info.kind == PACK and info.chunks]
         self._sparse: set[int] = set()
         if len(packs) <= PACKS_MAX:
-            return []
+            return
         budget = PACK_MERGE_BYTES
         for info in sorted(packs, key=lambda info: info.size):
             if len(self._sparse) >= len(packs) // 2 or info.size > budget:
                 break
             self._sparse.add(info.id)
             budget -= info.size
-        return [
-            topic
-            for topic in self._store.engine.state.by_id.values()
-            if topic not in known and topic.published and self._rewrites(topic.chunks)
-        ]
+        for topic in list(self._store.engine.state.by_id.values()):
+            if topic not in self.dirty and topic.published and self._rewrites(topic.chunks):
+                others.append(topic)
+            yield
 
     # --- in a thread ----------------------------------------------------------------------------------------------
 
@@ -263,13 +272,17 @@ class Checkpoint:
             packed += [(capture, stored) for stored in blocks]
         if packed:
             self._write_pack(files, packed)
+            let_go(packed)
         self._move()
         self.commit.next_file_id = self._store.next_file_id
         try:
-            keys = [(c.topic.id, c.keys) for c in self.captures if c.keys]
+            keys = [(c.topic.id, run.encode()) for c in self.captures for run in c.keys]
             self._store.snapshot_log.commit(((c.topic.id, self._entry_of(c)) for c in self.captures), self.commit, keys)
         finally:
             self.committing = self._store.snapshot_log.in_doubt
+        for capture in self.captures:
+            while capture.keys:
+                capture.keys.pop()  # forgotten meanwhile, they would all be freed at once, in the loop
         self._flip()
 
     def _entry_of(self, capture: Capture) -> bytes:
@@ -311,6 +324,7 @@ class Checkpoint:
         entries = datafile.write_data_file(files, info, [stored for _, stored in items])
         for (capture, stored), entry in zip(items, entries, strict=True):
             capture.outputs.append(Output(_chunk_of(stored, entry), stored.dead, info))
+        let_go(entries)
 
     def _move(self) -> None:
         """What the commit says about cold segments. One whose flags cannot be read stays hot."""
@@ -356,7 +370,10 @@ class Checkpoint:
             info.cold, info.deleted = True, twin.deleted
         for topic, flips in self.flips.items():
             yield from _settle_flips(store, topic, flips)
-        for capture in self.captures:
+        self._behind.clear()
+        self.captures.reverse()
+        while self.captures:  # each goes when it is done: all of them at once would take longer than anything here
+            capture = self.captures.pop()
             if store.engine.state.by_id.get(capture.topic.id) is capture.topic:
                 capture.topic.packs_from = capture.packs_from
                 if capture.sources:
@@ -365,6 +382,7 @@ class Checkpoint:
         for topic, chunks in self._unneeded or ():
             topic.let_go(chunks)
             store.engine.graves.note(topic)
+            yield
 
     def abandon(self) -> None:
         """Nothing happened: everything captured is still dirty, and what was written is litter."""
@@ -379,8 +397,8 @@ class Checkpoint:
             for chunk, _ in capture.flips:
                 if self._is_stored(chunk):
                     _owe_flags(self._store, capture.topic, chunk)
-            if capture.digests and capture.topic.keys is not None:
-                capture.topic.keys.give_back(capture.digests)
+            if capture.keys and capture.topic.keys is not None:
+                capture.topic.keys.give_back(capture.keys)
         _remove(self._store.files, self.commit.added)
 
     # --- in a thread again ----------------------------------------------------------------------------------------
@@ -436,12 +454,9 @@ def _remove_blocks(files: Files, moved: list[DataFile]) -> None:
         log.warning("data files that have moved to the cold directory stay: %s", error)
 
 
-def _take_keys(topic: Topic) -> tuple[list[bytes], bytes]:
+def _take_keys(topic: Topic) -> list[Run]:
     """Not those of records that only the memory has: a crash takes both."""
-    if topic.keys is None:
-        return [], b""
-    digests = topic.keys.take_fresh(topic.resident_from or None)
-    return digests, topic.keys.encode(digests)
+    return topic.keys.take_fresh(topic.resident_from or None) if topic.keys is not None else []
 
 
 def _settle_flips(store: "Store", topic: Topic, flips: list[Flip]) -> Iterator[None]:

@@ -6,7 +6,8 @@ where it was, or twice for a moment: the move is taken up again at the next star
 time (copies.py).
 
 The records of a queue arrive in the order in which they begin, many under way at once unless the next could overtake
-(copies.py); only one that has to be sent again may come after later ones.
+(copies.py); only one that has to be sent again may come after later ones. Each begins when the one before it is on its
+way: thousands that wait are a list, not tasks.
 
 While a dead-letter topic refuses, the job is in neither of the queue's counters and is tried again, ever less often. A
 dead letter that is refused on its way back stays where it is, unless the copy may have been made all the same.
@@ -14,9 +15,9 @@ dead letter that is refused on its way back stays where it is, unless the copy m
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import trio
 
@@ -60,8 +61,16 @@ class _Job:
     seq: int
     again: bool = False  # it may be there already
     over: Over | None = None  # who asks
-    before: trio.Event | None = None  # the `sent` of the one before it
-    sent: trio.Event = field(default_factory=trio.Event)
+    is_sent: bool = False  # the next may follow
+
+
+@dataclass(slots=True, eq=False)
+class _Line:
+    """Records of a queue that wait for the one before them."""
+
+    seqs: Iterator[int]
+    again: bool
+    over: Over | None
 
 
 class DeadLetters:
@@ -70,9 +79,9 @@ class DeadLetters:
         self._engine = store.engine
         self._log = log
         self._copies = copies
-        self._todo: deque[_Job] = deque()
+        self._lines: dict[Queue, deque[_Line]] = {}  # of queues of which some are to be moved
+        self._next: deque[Queue] = deque()  # of these the next record may begin
         self._more = trio.Event()
-        self._last: dict[Queue, trio.Event] = {}  # set when the last record of a queue that has begun is sent
 
     def start(self, queue: Queue, picks: list[Pick]) -> set[int]:
         """Begin to move jobs away; the seqs of those that are on their way now."""
@@ -100,8 +109,7 @@ class DeadLetters:
 
     def _begin(self, queue: Queue, moves: list[tuple[int, Move]], over: Over | None) -> None:
         def logged() -> None:
-            self._todo.extend(_Job(queue, seq, over=over) for seq, _ in moves)
-            self._more.set()
+            self._line_up(queue, [seq for seq, _ in moves], over=over)
 
         self._log.note(queue.topic, lease_events.moving(moves), logged)
         for seq, move in moves:
@@ -113,24 +121,41 @@ class DeadLetters:
         if there:
             ranges = SeqRanges.from_ascending(there)
             self._engine.delete_records(queue.topic, 0, ranges, lambda _: None, lambda _: None)
-        self._todo.extend(_Job(queue, seq, again=True) for seq in sorted(queue.leases.moving))
+        self._line_up(queue, sorted(queue.leases.moving), again=True)
+
+    def _line_up(self, queue: Queue, seqs: Iterable[int], *, again: bool = False, over: Over | None = None) -> None:
+        lines = self._lines.get(queue)
+        if lines is None:
+            lines = self._lines[queue] = deque()
+            self._let_begin(queue)
+        lines.append(_Line(iter(seqs), again, over))
+
+    def _let_begin(self, queue: Queue) -> None:
+        self._next.append(queue)
         self._more.set()
+
+    def _next_of(self, queue: Queue) -> _Job | None:
+        lines = self._lines[queue]
+        while lines:
+            seq = next(lines[0].seqs, None)
+            if seq is not None:
+                return _Job(queue, seq, lines[0].again, lines[0].over)
+            lines.popleft()
+        del self._lines[queue]
+        return None
 
     async def run(self) -> None:
         at_once = trio.CapacityLimiter(limits.DEAD_LETTERS_AT_ONCE)
         async with trio.open_nursery() as nursery:
             while True:
                 self._more = trio.Event()
-                while self._todo:
-                    job = self._todo.popleft()
-                    job.before = self._last.get(job.queue)
-                    self._last[job.queue] = job.sent
-                    nursery.start_soon(self._move, at_once, job)
+                while self._next:
+                    job = self._next_of(self._next.popleft())
+                    if job is not None:
+                        nursery.start_soon(self._move, at_once, job)
                 await self._more.wait()
 
     async def _move(self, at_once: trio.CapacityLimiter, job: _Job) -> None:
-        if job.before is not None:
-            await job.before.wait()
         queue, seq = job.queue, job.seq
         pause_ms = limits.DEAD_LETTER_RETRY_MIN_MS
         refusal: TopicsError | None = None
@@ -163,9 +188,9 @@ class DeadLetters:
 
     def _let_next(self, job: _Job) -> None:
         """The next may be sent: it comes after this one."""
-        job.sent.set()
-        if self._last.get(job.queue) is job.sent:
-            del self._last[job.queue]
+        if not job.is_sent:
+            job.is_sent = True
+            self._let_begin(job.queue)
 
     def _warn(self, job: _Job, move: Move, error: Exception) -> None:
         """For the first one on its way: what stops it stops them all."""

@@ -47,7 +47,7 @@ from topics.shards.answers import Appending, Done, Fail, Pending, Rendered, Retr
 from topics.shards.endings import Endings
 from topics.shards.files import Register
 from topics.shards.graves import Graves
-from topics.shards.idsalt import with_ids
+from topics.shards.idsalt import config_of_new, with_ids
 from topics.shards.keymemory import KeyMemory
 from topics.shards.logqueue import LogQueue
 from topics.shards.quota import Holdings, Quota, disk_full, make_cell, queue_full
@@ -74,7 +74,7 @@ class Engine:
         self.quota = Quota()
         self.graves = Graves()
         self.endings = Endings(self)
-        self.memory = KeyMemory(state)
+        self.memory = KeyMemory(state, self.graves)
         self.dirty: set[Topic] = set()
         self.removed_topics: list[int] = []
         self.expired = 0  # records whose time was over, since the start
@@ -173,7 +173,8 @@ class Engine:
                 return
         if request.key is not None or request.dedups:
             self.memory.make_room(request, now)
-        event = core.decide_append(self.state, topic, request, now, rendered.blocks if rendered is not None else None)
+        ready = rendered[1:4] if rendered is not None else (None, None, None)
+        event = core.decide_append(self.state, topic, request, now, *ready)
         self.admit(0, topic, event)
         self._append(topic, event, done, fail, duplicates)
 
@@ -377,12 +378,13 @@ class Engine:
     def _append_new(
         self, name: str, request: Append, now: int, done: Done, fail: Fail, rendered: Rendered | None
     ) -> None:
-        config = with_ids(core.config_of_new(name, request), None, SEQ_BASE)
+        config = rendered.config if rendered is not None else config_of_new(name, request)
         created = core.decide_create(self.state, name, config, now)
         draft = Topic(created.topic_id, name, created.epoch, config)
         sifted = rendered.sifted if rendered is not None else self.memory.sift(draft, request, now)
-        blocks = rendered.blocks if rendered is not None else None
-        event = core.decide_append(self.state, draft, sifted.request, now, blocks)
+        ready = rendered[1:4] if rendered is not None else (None, None, None)
+        self.memory.make_room(sifted.request, now)
+        event = core.decide_append(self.state, draft, sifted.request, now, *ready)
         self.admit(1, draft, event)
         last_seq = event.first_seq + event.count - 1
         both: Event = created if config.durability == "ephemeral" else CreatedAndAppended(created, event)

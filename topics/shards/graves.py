@@ -3,6 +3,8 @@ the tag index of records that went so or that a checkpoint has stored.
 
 They are out of the log at once, but giving their files back, or the memory of an index, takes a step each. Until it is
 done the files stay.
+
+So it is with keys that are forgotten: nobody finds them any more, and their memory is given back a few at a time.
 """
 
 from collections.abc import Iterator
@@ -15,7 +17,7 @@ class Graves:
         self._topics: set[Topic] = set()
 
     def note(self, topic: Topic) -> None:
-        if topic.buried or topic.faded:
+        if topic.buried or topic.faded or (topic.keys is not None and topic.keys.untidy):
             self._topics.add(topic)
 
     def bury(self) -> Iterator[None]:
@@ -24,3 +26,4 @@ class Graves:
             topic = self._topics.pop()
             while topic.bury():
                 yield
+            yield

@@ -4,9 +4,9 @@ An event is one record, durable before its call is answered. Groups are changed 
 replay uses, so that calls are decided by the newest state; a cursor is shown to anybody only when it is durable.
 
 When the log has grown by about as many events as there are groups, it is written anew: one event a group, many in a
-record, and what was before is deleted. Whatever a crash keeps of that, a replay comes to the same, because an event
-of a group tells all that counts of it or just its cursor, and the last one is right. Events of topics that are gone
-count for nothing, and go when the log is written anew.
+record, a record with each event that comes; then what was before is deleted. Whatever a crash keeps of that, a replay
+comes to the same, because an event of a group tells all that counts of it or just its cursor, and the last one is
+right. Events of topics that are gone count for nothing, and go when the log is written anew.
 """
 
 import logging
@@ -28,6 +28,7 @@ from topics.shards.store import Store
 
 log = logging.getLogger(__name__)
 NAME = "$groups"
+OVER = object()
 
 
 class GroupLog:
@@ -36,6 +37,7 @@ class GroupLog:
         self._engine = store.engine
         self.topics: dict[int, Topic] = {}  # those with groups, by id
         self._events = 0  # since it was last written anew
+        self._anew: Iterator[None] | None = None  # while it is
         self._load(store)
         self._limit = max(limits.GROUP_EVENTS_MIN, self.count)
 
@@ -45,8 +47,8 @@ class GroupLog:
 
     def note(self, topic: Topic, event: GroupEvent, done: Callable[[], None], fail: Fail) -> None:
         """Log an event and apply it; `done` when it is durable. Raises if it is refused: then nothing has happened."""
-        if self._events >= self._limit:
-            self._write_anew()
+        if self._anew is not None or self._events >= self._limit:
+            self._go_on_anew()
 
         def finish() -> None:
             if event.kind == core.MOVED and group is not None:
@@ -69,20 +71,32 @@ class GroupLog:
         topic.groups = None
         self.topics.pop(topic.id, None)
 
-    def _write_anew(self) -> None:
-        now = self._engine.now()
-        events = (
-            core.kept(topic, group, now) for topic in self.topics.values() for group in (topic.groups or {}).values()
-        )
-        records = []
+    def _go_on_anew(self) -> None:
+        """One step of it. If that is refused, the next event begins from the start."""
+        steps, self._anew = self._anew or self._write_anew(), None
+        if next(steps, OVER) is not OVER:
+            self._anew = steps
+
+    def _write_anew(self) -> Iterator[None]:
+        """A record a step; events that come between two of them follow what they change, or are told again."""
+        before, first_seq = self._events, hidden.open(self._engine, NAME).next_seq
+        events = self._kept()
         while batch := list(islice(events, limits.GROUP_EVENTS_RECORD)):
-            records.append(core.encode(batch))
-        first_seq = hidden.open(self._engine, NAME).next_seq
-        if records:
-            _append(self._engine, records, lambda: None, lambda _: None)
+            _append(self._engine, [core.encode(batch)], lambda: None, lambda _: None)
+            if len(batch) < limits.GROUP_EVENTS_RECORD:
+                break
+            yield
         topic = hidden.open(self._engine, NAME)
         self._engine.delete_records(topic, first_seq, None, lambda _: None, lambda _: None)
-        self._events, self._limit = 0, max(limits.GROUP_EVENTS_MIN, self.count)
+        self._events, self._limit = self._events - before, max(limits.GROUP_EVENTS_MIN, self.count)
+
+    def _kept(self) -> Iterator[GroupEvent]:
+        """Each group as it is when it has its turn."""
+        for topic in list(self.topics.values()):
+            for name in list(topic.groups or ()):
+                group = (topic.groups or {}).get(name)
+                if group is not None:
+                    yield core.kept(topic, group, self._engine.now())
 
     # --- recovery -------------------------------------------------------------------------------------------------
 

@@ -7,8 +7,11 @@ import os
 
 import msgspec
 
+from topics.core import state
 from topics.core.config import TopicConfig, intern
 from topics.core.ids import SALT_BITS
+from topics.core.requests import Append
+from topics.core.topic import SEQ_BASE
 
 
 def with_ids(config: TopicConfig, before: TopicConfig | None, next_seq: int) -> TopicConfig:
@@ -17,6 +20,11 @@ def with_ids(config: TopicConfig, before: TopicConfig | None, next_seq: int) -> 
         return config
     salt = config.id_salt or _draw()
     return intern(msgspec.structs.replace(config, id_salt=salt, ids_from=next_seq))
+
+
+def config_of_new(name: str, request: Append) -> TopicConfig:
+    """The configuration a write gives the topic it creates; refuses if the write may not create it."""
+    return with_ids(state.config_of_new(name, request), None, SEQ_BASE)
 
 
 def _draw() -> int:

@@ -28,11 +28,16 @@ def install(store: "Store", capture: Capture) -> Iterator[None]:
             return
         _replace(store, topic, captured, group)
         yield
-    _forget_spent(topic, captured)
+    if topic.spent:  # dead chunks that were captured, or have died since, have successors too
+        topic.let_go([chunk for chunk in topic.spent if id(chunk) in captured])
+        store.engine.graves.note(topic)
     if topic.flips:  # what was deleted in them meanwhile is owed by their successors
         topic.flips = [chunk for chunk in topic.flips if id(chunk) not in captured]
     topic.drop_tags(capture.last_seq)
     store.engine.graves.note(topic)
+    while capture.sources or capture.outputs:  # a large topic's old blocks would take long to free in one go
+        del capture.sources[-STEP:], capture.outputs[-STEP:]
+        yield
 
 
 def _steps(capture: Capture) -> Iterator[list[Output]]:
@@ -60,15 +65,6 @@ def _replace(store: "Store", topic: Topic, captured: set[int], group: list[Outpu
         store.cache.add(chunk)
     for chunk in old:
         release(chunk)
-
-
-def _forget_spent(topic: Topic, captured: set[int]) -> None:
-    """Dead chunks that were captured, or have died since, have successors too."""
-    for chunk in topic.spent or ():
-        if id(chunk) in captured:
-            release(chunk)
-    if topic.spent:
-        topic.spent = [chunk for chunk in topic.spent if id(chunk) not in captured]
 
 
 def _take_over(topic: Topic, output: Output, old: list[Chunk]) -> bool:

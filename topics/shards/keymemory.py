@@ -2,6 +2,9 @@
 
 A write that brings a key which is on its way waits for it and then looks again: until the first one is durable nobody
 may be told its seq. Keys on their way count against the bound of remembered ones, so that it holds whatever comes.
+
+A write forgets the keys of its own topic whose window has passed. When much is remembered all topics are gone through,
+some at a time.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,31 +19,35 @@ from topics.core.state import ShardState
 from topics.core.terms import check_topic
 from topics.core.topic import Topic
 from topics.shards.answers import Appending, Retries
+from topics.shards.graves import Graves
 
-SWEEP_MS = 1000
+SWEEP_MS = 1000  # all topics are gone through so often at most
+SWEEP_TOPICS = 256  # in one step
 
 
 class KeyMemory:
-    def __init__(self, state: ShardState) -> None:
+    def __init__(self, state: ShardState, graves: Graves) -> None:
         self._state = state
+        self._graves = graves
         self._swept_ms = 0
+        self._to_sweep: list[int] = []  # ids of topics
 
     # --- on their way ---------------------------------------------------------------------------------------------
 
     def pend(self, topic: Topic, event: Appended) -> None:
         """The keys of a write that waits for its sync."""
         topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
-        for digest in _keys_of(event):
-            topic.pending_keys[digest] = []
-            self._state.keys_coming += 1
+        digests, waiting = _keys_of(event), Retries()
+        topic.pending_keys.update(dict.fromkeys(digests, waiting))
+        self._state.keys_coming += len(digests)
 
     def settle(self, topic: Topic, event: Appended) -> Retries:
         """It waits no more; the writes that waited for it."""
-        waiting: Retries = []
-        for digest in _keys_of(event):
-            self._state.keys_coming -= 1
-            if topic.pending_keys is not None:
-                waiting += topic.pending_keys.pop(digest, ())
+        digests, waiting = _keys_of(event), Retries()
+        self._state.keys_coming -= len(digests)
+        if topic.pending_keys is not None:
+            for digest in digests:
+                waiting = topic.pending_keys.pop(digest, waiting)
         return waiting
 
     def waits(self, topic: Topic, request: Append, again: Callable[[], None]) -> bool:
@@ -51,7 +58,10 @@ class KeyMemory:
         if request.key is not None and (waiting := pending.get(digest_key(request.key))) is not None:
             waiting.append(again)
             return True
-        for _, digest in request.dedups:
+        digests = [digest for _, digest in request.dedups]
+        if pending.keys().isdisjoint(digests):
+            return False
+        for digest in digests:
             if (waiting := pending.get(digest)) is not None:
                 waiting.append(again)
                 return True
@@ -75,16 +85,36 @@ class KeyMemory:
         return sift(request, topic.keys, topic.next_seq, now_ms, topic.config.idempotency_window_ms)
 
     def make_room(self, request: Append, now_ms: int) -> None:
-        """At the bound, drop what may be dropped in all topics, but look at them once a second at most."""
+        """At the bound, forget what may be forgotten in some topics. `sweep` has been there before, and will be."""
         keys = core.key_count(request)
-        full = keys and self._state.keys + self._state.keys_coming + keys > limits.IDEMPOTENCY_KEYS_MAX
-        if full and now_ms - self._swept_ms >= SWEEP_MS:
+        if keys and self._state.keys + self._state.keys_coming + keys > limits.IDEMPOTENCY_KEYS_MAX:
+            self._begin_sweep(now_ms)
+            self._sweep_some(now_ms)
+
+    def sweep(self, now_ms: int) -> Iterator[None]:
+        """While the half of what may be is remembered, forget in all topics what may be forgotten. In small steps."""
+        if self._state.keys * 2 < limits.IDEMPOTENCY_KEYS_MAX:
+            return
+        self._begin_sweep(now_ms)
+        while self._to_sweep:
+            self._sweep_some(now_ms)
+            yield
+
+    def _begin_sweep(self, now_ms: int) -> None:
+        if not self._to_sweep and now_ms - self._swept_ms >= SWEEP_MS:
             self._swept_ms = now_ms
-            core.forget_keys(self._state, now_ms)
+            self._to_sweep = list(self._state.by_id)
+
+    def _sweep_some(self, now_ms: int) -> None:
+        by_id = self._state.by_id
+        for topic_id in self._to_sweep[-SWEEP_TOPICS:]:
+            topic = by_id.get(topic_id)
+            if topic is not None and topic.keys is not None:
+                core.forget_keys(self._state, topic, now_ms)
+                self._graves.note(topic)
+        del self._to_sweep[-SWEEP_TOPICS:]
 
 
-def _keys_of(event: Appended) -> Iterator[bytes]:
-    if event.key:
-        yield event.key
-    for _, digest in event.dedups:
-        yield digest
+def _keys_of(event: Appended) -> list[bytes]:
+    digests = [digest for _, digest in event.dedups]
+    return [event.key, *digests] if event.key else digests

@@ -46,6 +46,7 @@ class LeaseLog:
         self._events = 0  # since it was last written anew
         self._limit = limits.LEASE_EVENTS_MIN
         self._grown = trio.Event()
+        self._is_busy = False  # all there is of a queue is being written
 
     def begin(self, topic: Topic) -> None:
         """Before something happens to a queue's leases: from now on the log has everything of them, or nothing."""
@@ -59,6 +60,43 @@ class LeaseLog:
             self._append([kept.encode(topic.id, topic.epoch, self._engine.now())])
             self._events += 1
         leases.logged, leases.stale = durable, False
+
+    def has_begun(self, topic: Topic) -> bool:
+        """Whether there is little for `begin` to write, or nothing."""
+        leases = topic.leases
+        assert leases is not None
+        durable = topic.config.leases_durable
+        if durable == leases.logged and not (durable and leases.stale):
+            return True
+        return (leases.known if durable else len(leases.moving)) <= limits.KEPT_AT_ONCE
+
+    def begin_in_steps(self, topic: Topic) -> Iterator[None]:
+        """The same where there is much. Nobody is given a job of the queue meanwhile; what happens to its leases all
+        the same is logged as ever. After a crash ahead of its end it has not been, and nobody was told otherwise."""
+        while self._is_busy:
+            yield
+        leases, durable = topic.leases, topic.config.leases_durable
+        if leases is None or self.has_begun(topic):
+            return
+        kept = (leases if durable else leases.without_leases()).snapshot()
+        was_stale, leases.stale = leases.stale, False
+        try:
+            yield from self._keep(topic, Kept(kept, clean=False, durable=durable, begun=True))
+        except TopicsError:
+            leases.stale = leases.stale or was_stale
+            raise
+        leases.logged = durable
+
+    def _keep(self, topic: Topic, kept: Kept) -> Iterator[None]:
+        """Write down all there is of a queue at this moment, in steps. Only one may be at it: a replay takes the events
+        since the last BEGUN for those that came in between."""
+        self._is_busy = True
+        try:
+            self.note(topic, lease_events.begun())
+            yield from kept.pack(topic.id, topic.epoch, self._engine.now())
+            self._append([kept.packed])
+        finally:
+            self._is_busy = False
 
     def note(
         self,
@@ -88,16 +126,18 @@ class LeaseLog:
         """Everything that has to be known, instead of all events so far, in steps. Between two of them every event
         that is logged has happened."""
         engine = self._engine
+        while self._is_busy:  # that must not begin below what is deleted in the end, and end above it
+            yield
         book = hidden.open(engine, NAME)
         first_seq = book.next_seq
         self._events, known = 0, 0
         for topic in list(engine.state.by_id.values()):
+            while self._is_busy:
+                yield
             kept = _kept(topic, clean=False, begun=True)
             if kept is not None and topic.leases is not None:
-                self.note(topic, lease_events.begun())
                 known += topic.leases.known
-                yield from kept.pack(topic.id, topic.epoch, engine.now())
-                self._append([kept.packed])
+                yield from self._keep(topic, kept)
             yield
         engine.delete_records(book, first_seq, None, lambda _: None, lambda _: None)
         self._limit = max(limits.LEASE_EVENTS_MIN, known)

@@ -7,7 +7,9 @@ not there any more has nothing to delete. So any number of segments takes one fi
 """
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from heapq import merge
+from itertools import pairwise
 from typing import NamedTuple
 
 from topics import limits
@@ -30,6 +32,19 @@ class Packed(NamedTuple):
     length: int
     file: DataFile
     handle: File
+
+
+def _merged(parts: list[list[int]]) -> Iterator[int]:
+    """All of them, ascending. Not with one sort: the interpreter is held while half a million seqs are sorted or freed.
+
+    As a rule one part follows another. Some records may be in two: they stand twice.
+    """
+    parts.sort(reverse=True)
+    if any(lower[-1] > upper[0] for upper, lower in pairwise(parts)):
+        yield from merge(*parts)
+        return
+    while parts:
+        yield from parts.pop()
 
 
 class MatchPlan:
@@ -62,14 +77,14 @@ class MatchPlan:
 
     def resolve(self) -> SeqRanges:
         """The seqs that match; some may be dead. Records in `damaged` chunks are not among them."""
-        seqs = {seq for seq in self._resident if seq < self._bound}
-        for generation in self._generations:
-            seqs.update(seq for seq in generation.find(self._pattern) if seq < self._bound)
-        for info in self.segments:
-            seqs.update(seq for seq in self._find_in_segment(info) if seq < self._bound)
-        for packed in self.packed:
-            seqs.update(seq for seq in self._find_in_pack(packed) if seq < self._bound)
-        return SeqRanges.from_ascending(sorted(seqs))
+        parts = [self._sorted(self._resident)]
+        parts += [self._sorted(generation.find(self._pattern)) for generation in self._generations]
+        parts += [self._sorted(self._find_in_segment(info)) for info in self.segments]
+        parts += [self._sorted(self._find_in_pack(packed)) for packed in self.packed]
+        return SeqRanges.from_ascending(_merged([part for part in parts if part]))
+
+    def _sorted(self, seqs: Iterable[int]) -> list[int]:
+        return sorted([seq for seq in seqs if seq < self._bound])
 
     def _find_in_segment(self, info: DataFile) -> list[int]:
         try:

@@ -22,6 +22,14 @@ class Totals:
         self.leases = 0
         self.records = 0
         self.bytes = 0
+        self.rows: list[list[Any]] = []  # of some topics, in the order of their names
+
+    def add_rows(self, store: Store, limit: int, prefixes: Sequence[str]) -> Iterator[None]:
+        state = store.engine.state
+        for name in list(islice(state.list_names("", "", prefixes), limit)):
+            if name in state.topics:
+                self.rows.append(_row(state.topics[name], store.engine.now()))
+            yield
 
     def add_all(self, store: Store) -> Iterator[None]:
         for topic in list(store.engine.state.by_id.values()):
@@ -75,7 +83,7 @@ def collect(
         "data_bytes": sum(info.size for info in store.data_files.values() if not info.cold),
         **_cold(store),
         "damage": {"log_ranges": store.damaged_ranges, "blocks": damaged_blocks},
-        "per_topic": _rows(store, rows, prefixes),
+        "per_topic": totals.rows,
         "groups": groups.count,
         "per_group": groups.rows(rows, prefixes),
     }
@@ -85,12 +93,6 @@ def _cold(store: Store) -> dict[str, int]:
     cold = [info.size for info in store.data_files.values() if info.cold]
     away = bool(cold) if store.cold is None else bool(store.cold.problem)
     return {"cold_segments": len(cold), "cold_bytes": sum(cold), "cold_unavailable": int(away)}
-
-
-def _rows(store: Store, limit: int, prefixes: Sequence[str]) -> list[list[Any]]:
-    state = store.engine.state
-    topics = (state.topics[name] for name in islice(state.list_names("", "", prefixes), limit))
-    return [_row(topic, store.engine.now()) for topic in topics]
 
 
 def _row(topic: Topic, now_ms: int) -> list[Any]:

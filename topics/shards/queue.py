@@ -8,7 +8,7 @@ another pass: there is one timer a queue for the next of these that nobody annou
 What the dead-letter topic is due goes there (deadletters.py); a claim that found such jobs waits a moment for them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
@@ -17,7 +17,7 @@ import trio
 
 from topics import limits
 from topics.core import lease_events
-from topics.core.claims import Want, deal
+from topics.core.claims import Want, deal, divide
 from topics.core.jobs import Jobs
 from topics.core.lease_parts import DISCONNECTED, GIVEN_BACK, Failure, Grant
 from topics.core.leases import Leases
@@ -28,6 +28,8 @@ from topics.shards.timers import Timer
 
 if TYPE_CHECKING:
     from topics.shards.queues import Queues
+
+TAKER_COST = 32  # of one who gets jobs, in jobs
 
 
 class Taker(Protocol):
@@ -67,11 +69,14 @@ class Queue:
         self._queues = queues
         self._engine = queues.engine
         self._takers: dict[Taker, None] = {}  # in their order
+        self._unserved: dict[Taker, int] = {}  # of these: their pass is not over, and what each is to get by it
+        self._was_woken = False  # while the queue was behind
         self._streams: dict[int, Taker] = {}
         self._window: Timer | None = None  # takers gather until it ends
         self._alarm: Timer | None = None
         self._alarm_due = 0
         self._ended = False
+        self._is_unlogged = False  # the leases log refused to begin
         self._for_moves: dict[Callable[[], None], set[int]] = {}
 
     @property
@@ -92,10 +97,23 @@ class Queue:
         """Run a command when the leases are up to now: at once, unless that takes long or others wait for it. It must
         see to its own errors and to a queue that is gone."""
         behind = self._queues.behind
-        if behind.is_behind(self) or not self.settle():
+        if behind.is_behind(self) or not self._is_up_to_now():
             behind.later(self, command)
         else:
             command()
+
+    def _is_up_to_now(self) -> bool:
+        return self.settle() and (self._is_unlogged or self._queues.log.has_begun(self.topic))
+
+    def catch_up(self) -> Iterator[None]:
+        """Bring the leases up to now, and into the log if it has to have them, in steps."""
+        try:
+            if not self.is_gone and not self._is_unlogged:
+                yield from self._queues.log.begin_in_steps(self.topic)
+        except TopicsError:  # no room: whoever wants a job tries again, and is told
+            self._is_unlogged = True
+        while not self.is_gone and not self.settle():
+            yield
 
     async def up_to_now(self) -> None:
         """Until the leases are."""
@@ -133,14 +151,26 @@ class Queue:
         self.wake()
 
     def drop_stream(self, stream: Taker) -> None:
-        """Its connection is gone: what it holds is free at once."""
+        """Its connection is gone: what it holds is free at once, or, if that is much, before anybody is served. A stop
+        ahead of that leaves it on a stream that is no more, and the next start gives it back."""
         if self._streams.pop(stream.owner, None) is None:
             return
         self.leave(stream)
-        seqs = self.leases.streams.seqs(stream.owner)
-        self.leases.streams.close(stream.owner)
-        if seqs and not self.is_gone:
-            self.abandon(seqs, counts=True)
+        behind = self._queues.behind
+        if behind.is_behind(self) or self.leases.streams.count(stream.owner) > limits.GIVE_BACK_STEP // 8:
+            behind.later(self, partial(self._clear, stream.owner))
+        else:
+            self._clear(stream.owner)
+
+    def _clear(self, owner: int) -> None:
+        """Give back what a stream that is gone holds, or a part of it if it is much."""
+        held = self.leases.streams.seqs(owner) if not self.is_gone else []
+        if len(held) > limits.GIVE_BACK_STEP:
+            self._queues.behind.later(self, partial(self._clear, owner))
+        else:
+            self.leases.streams.close(owner)
+        if held:
+            self.abandon(held[: limits.GIVE_BACK_STEP], counts=True)
         else:
             self.wake()
 
@@ -175,6 +205,7 @@ class Queue:
     def leave(self, taker: Taker) -> None:
         """It does not want anything any more."""
         self._takers.pop(taker, None)
+        self._unserved.pop(taker, None)
 
     def hungry(self, stream: Taker) -> None:
         """A stream can take jobs again."""
@@ -189,13 +220,22 @@ class Queue:
         if self.is_gone:
             self._end_all()
             return
-        if (self._takers or self._streams) and not self._queues.behind.is_behind(self):
-            if not self.settle():
-                self._queues.behind.later(self)
-                return
+        if not self._takers and not self._streams:
+            return
+        behind = self._queues.behind
+        if behind.is_behind(self):
+            self._was_woken = True
+        elif not self._is_up_to_now():
+            behind.later(self)
+        else:
             self._feed_freed()
-            if self._takers and self.ready:
-                if self.topic.config.claim_jitter_ms and not self.leases.cut_short:
+            if self._unserved:
+                self._serve_next()
+                if self._was_woken and not self._unserved:
+                    behind.later(self)
+            elif self._takers and self.ready:
+                self._was_woken = False
+                if self.topic.config.claim_jitter_ms:
                     self._gather()
                 else:
                     self._pass(list(islice(self._takers, self.ready)))
@@ -231,29 +271,51 @@ class Queue:
         self._arm()
 
     def _pass(self, takers: list[Taker]) -> None:
-        """Divide what is ready among the takers. Each of them is out of the queue's list, unless it stays."""
+        """Divide what is ready among the takers. Where that is much, each gets its part in one of several steps."""
+        rooms = [taker.room for taker in takers]
+        if len(takers) == 1 or min(sum(rooms), self.ready) + TAKER_COST * len(takers) <= limits.PASS_JOBS:
+            self._serve(takers, rooms)
+        else:
+            self._unserved.update(zip(takers, divide(self.ready, rooms), strict=True))
+            self._serve_next()
+
+    def _serve_next(self) -> None:
+        """The next takers of a pass that is not over; whoever wants something of the queue waits until it is."""
+        some: dict[Taker, int] = {}
+        cost = 0
+        for taker, share in self._unserved.items():
+            cost += share + TAKER_COST
+            if some and cost > limits.PASS_JOBS:
+                break
+            some[taker] = share
+        self._serve(list(some), list(some.values()))
+        if self._unserved:
+            self._queues.behind.later(self)
+
+    def _serve(self, takers: list[Taker], shares: list[int]) -> None:
+        """Give takers so many jobs at most. Each is out of the queue's list, unless it stays."""
         try:
             self._queues.check_open()
         except TopicsError as error:  # a shard that stops may have stored already who holds what
             self._refuse(takers, error)
             return
         config, leases = self.topic.config, self.leases
-        wants = [Want(taker.room, taker.batch_bytes, []) for taker in takers]
+        wants = [Want(min(want, taker.room), taker.batch_bytes, []) for taker, want in zip(takers, shares, strict=True)]
         limit = config.max_deliveries if config.dead_letter is not None else 0
         now = self._engine.now()
         due = deal(self.topic, leases, wants, limit, limits.DEAD_LETTERS_PER_PASS, now)
         moves = self._queues.dead_letters.start(self, due) if due else set()
         given: list[tuple[Taker, list[Pick], Grant]] = []
         for taker, want in zip(takers, wants, strict=True):
-            self._takers.pop(taker, None)
+            self.leave(taker)
             if want.picks:
                 number = self._queues.take_numbers(len(want.picks))
                 deadline = now + (taker.lease_ms or config.lease_ms)
                 seqs = [seq for seq, _ in want.picks]
                 grant = Grant(taker.node, number, deadline, seqs, taker.owner, leases.codes_of(seqs))
                 given.append((taker, want.picks, grant))
-            elif leases.cut_short and taker.room:
-                self._takers[taker] = None  # the rest of the pass is for it
+            elif leases.cut_short and want.jobs:
+                self._takers[taker], self._unserved[taker] = None, want.jobs  # the rest of the pass is for it
                 self._queues.behind.later(self)
             else:
                 self._pass_over(taker, moves)
@@ -262,7 +324,7 @@ class Queue:
 
     def _refuse(self, takers: list[Taker], error: TopicsError) -> None:
         for taker in takers:
-            self._takers.pop(taker, None)
+            self.leave(taker)
         for taker in takers:
             taker.fail(error)
 
@@ -274,8 +336,12 @@ class Queue:
             for taker, got in jobs:
                 self.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
 
+        is_much = sum(TAKER_COST + len(grant.seqs) for grant in grants) > limits.PASS_JOBS // 4
+        if is_much:  # the answers have a turn of their own, and so have those who claim next
+            self._queues.behind.later(self)
+        tell_later = partial(self._queues.behind.later, self, tell) if is_much else tell  # a sync serves many claims
         try:
-            told_later = self.log(lease_events.claimed(grants), tell)
+            told_later = self.log(lease_events.claimed(grants), tell_later)
         except TopicsError as error:
             for taker, _, grant in given:
                 for seq in grant.seqs:
@@ -307,10 +373,10 @@ class Queue:
     def log(self, made: tuple[int, list[Any]], done: Callable[[], None]) -> bool:
         """Log what is about to happen to leases, if this queue does. Whether `done` is called later, when it may be
         told; else it may be told as soon as it has happened. Raises if it is refused."""
-        log = self._queues.log
-        log.begin(self.topic)
+        self._queues.log.begin(self.topic)
+        self._is_unlogged = False
         if self.topic.config.leases_durable:
-            log.note(self.topic, made, done)
+            self._queues.log.note(self.topic, made, done)
             return True
         return False
 
@@ -365,7 +431,7 @@ class Queue:
                 timer.cancel()
         self._window = self._alarm = None
         takers = {**self._takers, **dict.fromkeys(self._streams.values())}
-        self._takers = {}
+        self._takers, self._unserved = {}, {}
         for action in tuple(self._for_moves):
             action()
         for taker in takers:

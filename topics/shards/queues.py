@@ -321,7 +321,7 @@ class Claimer:
 
     def give(self, jobs: Jobs) -> None:
         if self._call.finished:  # nobody is there to work on them
-            self._give_back(jobs.leases)
+            self._give_back(jobs)
             return
         self._queues.read(self._call, self._queue, jobs, lambda: self._answer(jobs))
 
@@ -365,22 +365,21 @@ class Claimer:
 
     def _reply(self, jobs: Jobs | None) -> None:
         queue, call = self._queue, self._call
-        leases = jobs.leases if jobs is not None else []
         if call.finished:
-            self._give_back(leases)
+            self._give_back(jobs)
             return
         try:
             if jobs is not None:
-                call.if_unheard(partial(self._give_back, leases))
-            shown = jobs.render(queue.leases) if jobs is not None else []
+                call.if_unheard(partial(self._give_back, jobs))
+            shown = jobs.render(queue.leases)[1] if jobs is not None else []
             call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.now()))
         except Exception as error:
-            self._give_back(leases)
+            self._give_back(jobs)
             self.fail(error)
 
-    def _give_back(self, leases: list[tuple[int, int]]) -> None:
+    def _give_back(self, jobs: Jobs | None) -> None:
         """Nobody was told of them."""
         queue = self._queue
-        seqs = queue.leases.still_held(leases)
+        seqs = queue.leases.still_held(jobs.leases) if jobs is not None else []
         if seqs and not queue.is_gone:
             queue.abandon(seqs, counts=False)

@@ -34,16 +34,14 @@ from topics import errors, limits
 from topics.aside import run_aside
 from topics.core import replies, residence
 from topics.core.config import ConfigPatch, parse_config
-from topics.core.dedup import Sifted, sift
-from topics.core.ids import Ids, ids_of
+from topics.core.ids import ids_of
 from topics.core.names import check_topic_name
-from topics.core.render import render_blocks
 from topics.core.requests import Append, decode_append, decode_delete, decode_diff
-from topics.core.topic import SEQ_BASE, Topic
+from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
-from topics.shards.answers import Appending, Done, Fail, Rendered
+from topics.shards.answers import Appending, Done, Fail
 from topics.shards.bodies import Bodies
 from topics.shards.committer import Committer
 from topics.shards.deletes import Deletes
@@ -63,6 +61,7 @@ from topics.shards.heads import (
     TopicHead,
     read_head,
 )
+from topics.shards.idsalt import config_of_new
 from topics.shards.places import METHODS as PLACE_METHODS
 from topics.shards.places import Places
 from topics.shards.polls import Polls
@@ -70,6 +69,7 @@ from topics.shards.queues import METHODS as QUEUE_METHODS
 from topics.shards.queues import Queues
 from topics.shards.reader import BlockReader
 from topics.shards.remains import Remains
+from topics.shards.rendering import make_ready, render
 from topics.shards.routers import METHODS as ROUTER_METHODS
 from topics.shards.routers import Routers
 from topics.shards.scheduler import Scheduler
@@ -358,8 +358,9 @@ class Service:
         """The topic is held while the records are rendered, other topics are not. Cancelled before, nothing is written;
         from then on the write is made."""
         engine = self._engine
-        if name not in engine.state.topics and not _asks_for_ids(request):  # whose salt would not be known yet
-            rendered = await self._render(sift(request, None, SEQ_BASE, 0, 0), SEQ_BASE, engine.now(), None)
+        if name not in engine.state.topics:
+            draft, ts = Topic(0, name, 0, config_of_new(name, request)), engine.now()
+            rendered = await run_aside(render, engine.memory, draft, request, ts, ids_of(draft, ts))
             if name not in engine.state.topics:  # else somebody else made it meanwhile, and its seqs have begun
                 self.check_open()
                 engine.append(name, request, done, fail, rendered)
@@ -369,35 +370,36 @@ class Service:
         if topic is None or topic.removing:
             engine.append(name, request, done, fail)
             return
-        first_seq, ts = engine.hold(topic)
-        ready: Rendered | None = None
+        _, ts = engine.hold(topic)
+        try:
+            with trio.CancelScope(shield=True):
+                ready = await run_aside(make_ready, engine.memory, topic, request, ts, ids_of(topic, ts))
+        except BaseException:
+            engine.release(topic, lambda: None)
+            raise
 
         def write() -> None:
             self.check_open()
-            engine.append(name, request, done, fail, ready)
+            if isinstance(ready, Appending):
+                engine.check_writable()
+                done(ready)
+            else:
+                engine.append(name, request, done, fail, ready)
 
-        try:
-            sifted = engine.memory.sift(topic, request, engine.now())
-            with trio.CancelScope(shield=True):
-                ready = await self._render(sifted, first_seq, ts, ids_of(topic, ts))
-        finally:
-            engine.release(topic, lambda: engine.redo(write, fail))
+        engine.release(topic, lambda: engine.redo(write, fail))
 
     async def _turn_on(self, name: str, request: Append) -> Topic | None:
-        """The topic, when nobody holds it and no key of the write is on its way."""
+        """The topic, when nobody holds it or changes it, and no key of the write is on its way."""
         while (topic := self._engine.state.topics.get(name)) is not None:
             over = trio.Event()
-            if topic.held is not None:
+            if topic.parked is not None:
+                topic.parked.append(over.set)
+            elif topic.held is not None:
                 topic.held.append(over.set)
             elif not self._engine.memory.waits(topic, request, over.set):
                 break
             await over.wait()
         return topic
-
-    async def _render(self, sifted: Sifted, first_seq: int, ts: int, ids: Ids | None) -> Rendered:
-        request = sifted.request
-        blocks = await run_aside(render_blocks, request.records, request.node, first_seq, ts, ids)
-        return Rendered(sifted, blocks)
 
     # --- diff and delete ------------------------------------------------------------------------------------------
 
@@ -453,10 +455,6 @@ def _takes_long(body: bytes) -> bool:
     first = body[: limits.INLINE_BODY_BYTES]  # as its records are, so are the others of most batches
     plain = not any(name in first for name in _MORE_THAN_DATA)
     return body.count(b'"data"') > (limits.INLINE_PLAIN_RECORDS if plain else limits.INLINE_RECORDS)
-
-
-def _asks_for_ids(request: Append) -> bool:
-    return request.config is not None and bool(request.config.changes.get("message_ids"))
 
 
 def _before(first: Callable[[], None], then: Callable[[Any], None]) -> Callable[[Any], None]:

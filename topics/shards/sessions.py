@@ -28,6 +28,7 @@ from functools import partial
 import trio
 
 from topics import errors, limits
+from topics.aside import next_please
 from topics.errors import TopicsError, invalid
 from topics.rpc.calls import Call, Handler
 from topics.shards.book import Book
@@ -219,8 +220,8 @@ class Sessions:
     def _is_over(self, session: Session) -> bool:
         return self._engine.now() - session.last_access_ms > self._ttl_ms
 
-    def collect(self) -> None:
-        """Remove what nobody has touched for its TTL, some of it if it is much."""
+    def collect(self) -> bool:
+        """Remove what nobody has touched for its TTL, some of it if it is much; whether it was."""
         over: list[Session] = []
         for session in self._idle.values():
             if len(over) == limits.WATCH_COLLECT_MAX or not self._is_over(session):
@@ -228,13 +229,15 @@ class Sessions:
             over.append(session)
         if over:
             self._remove(over)
+        return len(over) == limits.WATCH_COLLECT_MAX
 
     async def keep_collecting(self) -> None:
         """Until cancelled. A session that is over must not take up room under the cap in other shards' eyes."""
         while True:
             await trio.sleep(limits.WATCH_COLLECT_MS / 1000)
-            if self._engine.poisoned is None:
-                self.collect()
+            while self._engine.poisoned is None and self.collect():
+                next_please()
+                await trio.lowlevel.checkpoint()
 
     def _remove(self, sessions: list[Session]) -> None:
         """Gone at once for everybody who asks here, and for the other shards when it is durable."""

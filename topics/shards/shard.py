@@ -151,6 +151,7 @@ class Shard:
         await in_slices(totals.add_all(store))
         head = read_head(call.head, MetricsHead)
         rows, prefixes = head.topics, head.prefixes or ()
+        await in_slices(totals.add_rows(store, rows, prefixes))
         service = self.service
         assert service is not None
         call.reply(collect(store, committer, totals, service.groups, service.reader.damaged_blocks, rows, prefixes))
@@ -348,11 +349,13 @@ class Shard:
                 last = trio.current_time()
 
     async def _watch_space(self) -> None:
-        """Ask how much is free, and give back what many records that left at once still take."""
+        """Ask how much is free, and give back what many records or keys that left at once still take."""
         assert self.store is not None
+        engine = self.store.engine
         while True:
-            self.store.engine.space_bytes = self._files.free_bytes()
-            await in_slices(self.store.engine.graves.bury())
+            engine.space_bytes = self._files.free_bytes()
+            await in_slices(engine.memory.sweep(engine.now()))
+            await in_slices(engine.graves.bury())
             await trio.sleep(SPACE_CHECK_S)
 
     async def _make_room(self) -> None:

@@ -29,10 +29,12 @@ import xxhash
 from topics.core.chunk import DataFile
 from topics.core.config import from_wire, to_wire
 from topics.core.derivation import Derived
-from topics.core.idempotency import KeyWindow, drop_older
+from topics.core.idempotency import KeyWindow
+from topics.core.keyruns import drop_older
 from topics.core.loss import Hole
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
+from topics.limits import KIB
 from topics.shards.files import File, Files
 
 MAGIC = b"TOPICSSN"
@@ -44,6 +46,7 @@ _U64 = struct.Struct("<Q")
 TOPICS, COMMIT, KEYS = 1, 2, 3
 COLD = 1  # the tier of a file in the cold directory
 BATCH = 512  # topics in one record
+KEYS_BYTES = 256 * KIB  # of keys in one record, about
 REWRITE_FACTOR = 4
 REWRITE_MIN_BYTES = 1 << 20
 NO_SEQS = SeqRanges().encode()
@@ -386,9 +389,8 @@ def _open_keys(state: SnapshotState) -> list[tuple[int, bytes]]:
     kept = []
     for topic_id, stored in state.keys.items():
         config = from_wire(msgpack.unpackb(state.topics[topic_id], raw=False, strict_map_key=False)[2])
-        keys = drop_older(bytes(stored), state.commit.now_ms - config.idempotency_window_ms)
-        if keys:
-            kept.append((topic_id, keys))
+        oldest = state.commit.now_ms - config.idempotency_window_ms
+        kept += [(topic_id, piece) for piece in drop_older(stored, oldest)]
     return kept
 
 
@@ -397,11 +399,25 @@ def _records(
 ) -> list[bytes]:
     parts: list[bytes] = []
     bodies = [(TOPICS, _pack(entries[at : at + BATCH])) for at in range(0, len(entries), BATCH)]
-    bodies += [(KEYS, _pack(keys[at : at + BATCH])) for at in range(0, len(keys), BATCH)]
+    bodies += [(KEYS, _pack(batch)) for batch in _batches(keys)]
     for kind, body in [*bodies, (COMMIT, commit)]:
         head = struct.pack("<III", len(body), kind, group)
         parts += (RECORD_MAGIC + head + _U64.pack(_check_of(head, body, seed)), body)
     return parts
+
+
+def _batches(keys: list[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes]]]:
+    """Those of one record each: packing it holds the interpreter."""
+    batch: list[tuple[int, bytes]] = []
+    size = 0
+    for topic_id, stored in keys:
+        batch.append((topic_id, stored))
+        size += len(stored)
+        if len(batch) == BATCH or size >= KEYS_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _pack(value: Any) -> bytes:

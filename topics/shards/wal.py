@@ -38,6 +38,7 @@ from typing import NamedTuple
 import xxhash
 
 from topics import limits
+from topics.core.events import Part
 from topics.shards.files import File, Files
 
 DIRECTORY = "wal"
@@ -64,7 +65,7 @@ class Frame(NamedTuple):
 
     lsn: int
     kind: int
-    body: list[bytes]
+    body: Sequence[Part]
     size: int
     slots: tuple[int, ...]  # hash slots to mark used before this frame is written
 
@@ -90,20 +91,18 @@ def decode_file_header(data: bytes) -> tuple[int, int] | None:
     return seed, first_lsn
 
 
-def encode_frame(frame: Frame, synced: int, seed: int) -> list[bytes]:
+def encode_frame(frame: Frame, synced: int, seed: int) -> list[Part]:
     rest = FRAME_REST.pack(frame.lsn, synced, frame.kind)
     body = frame.body
     if len(body) == 1 or frame.size < 4096:
         joined = b"".join(body)
         check = xxhash.xxh3_64_intdigest(rest + joined, seed)
-        parts = [FRAME_HEAD.pack(FRAME_MAGIC, len(joined), check) + rest + joined + _PADDING[-len(joined) % 8]]
-    else:
-        digest = xxhash.xxh3_64(rest, seed)
-        for part in body:
-            digest.update(part)
-        size = sum(map(len, body))
-        parts = [FRAME_HEAD.pack(FRAME_MAGIC, size, digest.intdigest()) + rest, *body, _PADDING[-size % 8]]
-    return parts
+        return [FRAME_HEAD.pack(FRAME_MAGIC, len(joined), check) + rest + joined + _PADDING[-len(joined) % 8]]
+    digest = xxhash.xxh3_64(rest, seed)
+    for part in body:
+        digest.update(part)
+    size = sum(map(len, body))
+    return [FRAME_HEAD.pack(FRAME_MAGIC, size, digest.intdigest()) + rest, *body, _PADDING[-size % 8]]
 
 
 class WalWriter:
@@ -146,7 +145,7 @@ class WalWriter:
 
     def write(self, frames: Sequence[Frame]) -> None:
         """Write frames after one another; they are durable only after `sync`."""
-        parts: list[bytes] = []
+        parts: list[Part] = []
         for frame in frames:
             parts += encode_frame(frame, self.synced_lsn, self._seed)
         size = sum(map(len, parts))

@@ -89,11 +89,11 @@ class WorkStream:
     def _push(self, jobs: Jobs) -> None:
         self._call.run(self._send, jobs.render(self._queue.leases, self._prefix))
 
-    async def _send(self, jobs: list[tuple[int, bytes]]) -> None:
+    async def _send(self, jobs: tuple[list[int], list[bytes]]) -> None:
         """Waits while the client does not take what it was sent."""
-        if jobs:
-            head = {"seqs": [seq for seq, _ in jobs], "sizes": [len(text) for _, text in jobs]}
-            await self._call.send(head, [text for _, text in jobs])
+        seqs, texts = jobs
+        if seqs:
+            await self._call.send({"seqs": seqs, "sizes": [*map(len, texts)]}, b"".join(texts))
         self._sending = False
         self._queue.hungry(self)
 

@@ -1,17 +1,19 @@
 """The supervisor: starts, watches and restarts shard and gateway processes.
 
     start.py     logs and keys, then serve.py             child.py     one child: start, watch, start again
-    serve.py     the whole life of the server
-    policy.py    when to start again, a pure function     programs.py  what a child is started with
+    serve.py     the whole life of the server             programs.py  what a child is started with
+    policy.py    when to start again, a pure function     environment.py  what it inherits
     datadir.py   LOCK, FORMAT                             slotmap.py   SLOTS: who owns which hash slot
     listen.py    the TCP sockets                          rundir.py    the private run directory, the port file
-    patience.py  when a silent child is killed
+    template.py  a process of which children are forks    template_start.py  starting it
+    forks.py     children that are                        patience.py  when a silent child is killed
     admin.py     `status` and `restart` over RPC          notify.py    systemd
     keyload.py   API keys: read, digested, forgotten      report.py    what `status` tells of each process
 
 What a child can rely on:
 
-- Both kinds get a lifeline, a pipe whose other end only the supervisor holds: at end of file, end. Both are in a
+- Both kinds are forks of the template, or interpreters of their own where there is none; they need not know which.
+- Both get a lifeline, a pipe whose other end only the supervisor holds: at end of file, end. Both are in a
   process group of their own, so Ctrl-C reaches only the supervisor, and are stopped by SIGTERM. Their environment has
   no TOPICS_* variable but the three that `topics.logs.inherit` reads.
 - A shard is `python -m topics.shards --dir DIR --socket RUN/shard-<i>.sock --lifeline FD --board PATH --index I`, two

@@ -16,17 +16,18 @@ from topics import limits
 from topics.board import PROGRESS_WHOLE, ChildState, Slot
 from topics.clock import Clock
 from topics.rpc import Connection, RpcError, connect_unix
+from topics.supervisor.forks import Process
 from topics.supervisor.patience import Patience
 from topics.supervisor.policy import GiveUp, Life, describe, next_action
 
 log = logging.getLogger("topics.supervisor")
 
-POLL_STARTING_S = 0.03
+POLL_FIRST_S, POLL_STARTING_S = 0.005, 0.03
 POLL_READY_S = 0.5
 HISTORY_MAX = 64
 EXIT_NOT_STARTED = 71
 
-Launch = Callable[[], Awaitable[trio.Process]]
+Launch = Callable[[], Awaitable[Process]]
 
 
 class Child:
@@ -46,9 +47,10 @@ class Child:
         self._socket = socket
         self._watch = watch
         self._clock = clock
-        self._process: trio.Process | None = None
+        self._process: Process | None = None
         self._history: list[Life] = []
         self._ready_ms: int | None = None
+        self._launched_s = 0.0  # by trio's clock
         self._missing = False  # the last look at it was in vain
         self._stopping = trio.Event()
         self._ending: signal.Signals | None = None
@@ -149,6 +151,7 @@ class Child:
             log.error("%s could not be started: %s", self.name, error.strerror)
             status = EXIT_NOT_STARTED
         else:
+            self._launched_s = trio.current_time()
             self._watch.set("replay_progress", 0)
             self._enter(ChildState.STARTING)
             if self._ending is not None:  # while it was being started
@@ -160,7 +163,7 @@ class Child:
         del self._history[:-HISTORY_MAX]
         return status
 
-    async def _wait(self, process: trio.Process) -> int:
+    async def _wait(self, process: Process) -> int:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._watch_health)
             status = await process.wait()
@@ -185,7 +188,14 @@ class Child:
                     self._see(reply.head)
                 except RpcError as error:
                     self._miss(error)
-                await trio.sleep(POLL_READY_S if self.state is ChildState.READY else POLL_STARTING_S)
+                await trio.sleep(self._pause_s())
+
+    def _pause_s(self) -> float:
+        """Until the next look. What starts quickly is to be seen soon; what takes long is not asked as often."""
+        if self.state is ChildState.READY:
+            return POLL_READY_S
+        age_s = trio.current_time() - self._launched_s
+        return min(max(POLL_FIRST_S, age_s / 5), POLL_STARTING_S)
 
     def _see(self, health: Mapping[str, Any]) -> None:
         self._patience.heard(trio.current_time())

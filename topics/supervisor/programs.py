@@ -1,14 +1,15 @@
 """What a child is started with: its command line, its file descriptors, its environment.
 
-Children are new interpreters, not forks: they share nothing with the supervisor but the descriptors named here.
+Children share nothing with the supervisor but the descriptors named here. They are forks of the template, which knows
+as little (template.py), or interpreters of their own: stand-ins, and all of them where there is no template.
 """
 
-import os
+import logging
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO
@@ -16,23 +17,20 @@ from typing import IO
 import msgspec
 import trio
 
-import topics
 from topics import logs
 from topics.keys import KeyDigest
-from topics.settings import PREFIX, GatewayBoot, Settings, ShardPeers
+from topics.settings import GatewayBoot, Settings, ShardPeers
+from topics.supervisor.environment import environment_of_children
+from topics.supervisor.forks import Forks, Process, TemplateLost
+from topics.supervisor.template import Request
+
+log = logging.getLogger("topics.supervisor")
 
 # -P: the directory the server happens to be started in is no place to import from.
 SHARD = (sys.executable, "-P", "-m", "topics.shards")
 GATEWAY = (sys.executable, "-P", "-m", "topics.gateway")
-NOT_FOR_CHILDREN = (
-    "NOTIFY_SOCKET",
-    "CREDENTIALS_DIRECTORY",
-    "LISTEN_FDS",
-    "LISTEN_PID",
-    "LISTEN_FDNAMES",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-)
+# What the template calls them.
+FORKED: Mapping[Sequence[str], str] = {SHARD: "topics.shards.__main__", GATEWAY: "topics.gateway.__main__"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,31 +56,33 @@ class Launcher:
     board: str
     started_ms: int
     port_is_lent: bool = False
+    forks: Forks | None = None
 
     def socket_of(self, kind: str, index: int) -> str:
         return str(self.run_dir / f"{kind}-{index}.sock")
 
-    async def shard(self, index: int, directory: Path) -> trio.Process:
-        command = [*self.programs.shard, "--dir", str(directory), "--socket", self.socket_of("shard", index)]
-        command += ["--lifeline", str(self.lifeline_fd)]
+    async def shard(self, index: int, directory: Path) -> Process:
+        given = ["--dir", str(directory), "--socket", self.socket_of("shard", index)]
+        given += ["--lifeline", str(self.lifeline_fd)]
         caps = self.settings.caps
-        command += ["--board", self.board, "--index", str(index)]
-        command += ["--max-topics", str(caps.topics), "--max-total-bytes", str(caps.total_bytes)]
-        command += ["--max-watch-sessions", str(caps.watch_sessions)]
+        given += ["--board", self.board, "--index", str(index)]
+        given += ["--max-topics", str(caps.topics), "--max-total-bytes", str(caps.total_bytes)]
+        given += ["--max-watch-sessions", str(caps.watch_sessions)]
         for name, value in asdict(self.settings.limits).items():
-            command += [f"--{name.replace('_', '-')}", str(value)]
+            given += [f"--{name.replace('_', '-')}", str(value)]
         if self.settings.cold_dir:
-            command += ["--cold-dir", str(Path(self.settings.cold_dir) / directory.name)]
+            given += ["--cold-dir", str(Path(self.settings.cold_dir) / directory.name)]
         if self.settings.failpoints:
-            command += ["--failpoints", self.settings.failpoints]
+            given += ["--failpoints", self.settings.failpoints]
         with self._file(ShardPeers(self._sockets(), self.slots)) as peers:
-            command += ["--peers-fd", str(peers.fileno())]
-            return await self._start(command, f"shard-{index}", (peers.fileno(),))
+            given += ["--peers-fd", str(peers.fileno())]
+            return await self._start(self.programs.shard, given, f"shard-{index}", (peers.fileno(),))
 
-    async def gateway(self, index: int, listener: socket.socket) -> trio.Process:
+    async def gateway(self, index: int, listener: socket.socket) -> Process:
         with self._file(self._boot(index, listener.fileno())) as boot:
-            command = [*self.programs.gateway, "--boot-fd", str(boot.fileno())]
-            return await self._start(command, f"gateway-{index}", (boot.fileno(), listener.fileno()))
+            given = ["--boot-fd", str(boot.fileno())]
+            fds = (boot.fileno(), listener.fileno())
+            return await self._start(self.programs.gateway, given, f"gateway-{index}", fds)
 
     def _file(self, content: msgspec.Struct) -> IO[bytes]:
         """For a child to read. It has no name, and goes when that is done."""
@@ -109,21 +109,19 @@ class Launcher:
             port_is_lent=self.port_is_lent,
         )
 
-    async def _start(self, command: list[str], name: str, fds: tuple[int, ...]) -> trio.Process:
+    async def _start(self, program: Sequence[str], given: list[str], name: str, fds: tuple[int, ...]) -> Process:
+        command, fds = [*program, *given], (self.lock_fd, self.lifeline_fd, *fds)
+        environment = logs.child_environment(name, self.settings.log_format, self.settings.log_level)
+        forked = FORKED.get(tuple(program))
+        if self.forks is not None and forked is not None:
+            try:
+                return await self.forks.start(Request(forked, given, command, environment, list(fds)))
+            except TemplateLost:
+                log.debug("%s is started without the template, which is gone", name)
         return await trio.lowlevel.open_process(
             command,
             stdin=subprocess.DEVNULL,
-            pass_fds=(self.lock_fd, self.lifeline_fd, *fds),
-            env=self._environment(name),
+            pass_fds=fds,
+            env=environment_of_children() | environment,
             process_group=0,
         )
-
-    def _environment(self, name: str) -> dict[str, str]:
-        env = {
-            key: value
-            for key, value in os.environ.items()
-            if not key.startswith(PREFIX) and key not in NOT_FOR_CHILDREN
-        }
-        home = str(Path(topics.__file__).resolve().parents[1])
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (home, env.get("PYTHONPATH"))))
-        return env | logs.child_environment(name, self.settings.log_format, self.settings.log_level)

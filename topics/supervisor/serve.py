@@ -1,8 +1,9 @@
 """The life of `topics serve`: take what the server needs, run the children, stop them in order.
 
 Start, when the API keys are known (see start.py): data-dir lock, slot map, run directory, listening sockets, board;
-then all children at once. Gateways do not wait for shards: the port answers from the first moment. When every shard has
-been ready the board says so; when the gateways accept, too, the port file is written and systemd is told.
+then all children at once, as forks of the template. Gateways do not wait for shards: the port answers from the first
+moment. When every shard has been ready the board says so; when the gateways accept, too, the port file is written and
+systemd is told.
 
 Stop, on SIGTERM or SIGINT: gateways first, which end what is open, then shards, which write a checkpoint. What has not
 ended within TOPICS_STOP_MS is killed, and a second signal kills at once; both make the exit status 1. A kill loses
@@ -33,21 +34,25 @@ from topics.supervisor import admin, slotmap
 from topics.supervisor.child import Child
 from topics.supervisor.colddir import check_cold_dir
 from topics.supervisor.datadir import DataDirError, open_data_dir, using
+from topics.supervisor.forks import Forks
 from topics.supervisor.listen import ListenError, address_text, inherited, listen
 from topics.supervisor.notify import Notifier, ping_interval_s
 from topics.supervisor.programs import Launcher, Programs
 from topics.supervisor.rundir import RunDirError, make_run_dir, remove_run_dir, write_port_file
+from topics.supervisor.template_start import Template
 
 log = logging.getLogger("topics.supervisor")
 REPORT_S = 1.0
 EXTEND_US = 30_000_000
 
 
-def serve(settings: Settings, keys: list[KeyDigest], programs: Programs | None = None) -> int:
+def serve(
+    settings: Settings, keys: list[KeyDigest], programs: Programs | None = None, template: Template | None = None
+) -> int:
     """Serve until told to stop; the exit status."""
     clock = SystemClock()
     try:
-        with _take(settings, keys, programs or Programs(), clock) as taken:
+        with _take(settings, keys, programs or Programs(), template, clock) as taken:
             server = Server(settings, taken, clock)
             trio.run(server.run)
             return server.status
@@ -70,7 +75,9 @@ class Taken:
 
 
 @contextmanager
-def _take(settings: Settings, keys: list[KeyDigest], programs: Programs, clock: Clock) -> Iterator[Taken]:
+def _take(
+    settings: Settings, keys: list[KeyDigest], programs: Programs, template: Template | None, clock: Clock
+) -> Iterator[Taken]:
     """Everything the server needs, given back in reverse. A crash inside leaves a run directory, see rundir.py."""
     started_ms = clock.now_ms()
     with ExitStack() as stack:
@@ -95,7 +102,7 @@ def _take(settings: Settings, keys: list[KeyDigest], programs: Programs, clock: 
         stack.callback(os.close, our_end)  # a child that is still there ends now
         launcher = Launcher(
             programs, settings, keys, run_dir, data.lock_fd, lifeline, slots, served, path, started_ms,
-            port_is_lent=given is not None,
+            port_is_lent=given is not None, forks=Forks(template) if template is not None else None,
         )  # fmt: skip
         yield Taken(launcher, board, listeners, data.path, address_text(listeners[0]))
 
@@ -160,8 +167,10 @@ class Server:
 
     async def _run_children(self) -> None:
         async with trio.open_nursery() as nursery:
-            for child in self._children:
-                nursery.start_soon(child.run, self._clear, self._cope)
+            for children in (self._shards, self._gateways):
+                for child in children:
+                    nursery.start_soon(child.run, self._clear, self._cope)
+                await trio.lowlevel.checkpoint()  # shards are first in line: they have more to do
             await self._stop.wait()
             await self._drain()
         log.info("stopped" if self.status == 0 else "stopped, not cleanly")

@@ -1,9 +1,11 @@
 """The beginning of `topics serve`: logs, then API keys, then everything else.
 
 With keys the process starts itself again (keyload.py). What the server itself needs, trio above all, takes a tenth of a
-second to import; it is imported after that, so that it happens once.
+second to import; it is imported after that, so that it happens once. The template is started first, to import what
+children need at the same time.
 """
 
+import gc
 import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -12,6 +14,7 @@ from topics import logs
 from topics.keys import KeyDigest, KeysError
 from topics.settings import Loaded
 from topics.supervisor.keyload import take_keys
+from topics.supervisor.template_start import start_template
 
 if TYPE_CHECKING:
     from topics.supervisor.programs import Programs
@@ -28,9 +31,17 @@ def run(loaded: Loaded, programs: "Programs | None" = None) -> int:
         log.error("%s", error)
         return 2
     _warn(loaded.unknown, keys)
-    from topics.supervisor.serve import serve
+    template = start_template()  # it imports, too, meanwhile
+    try:
+        gc.disable()  # there is nothing to collect in what is imported
+        from topics.supervisor.serve import serve
 
-    return serve(loaded.settings, keys, programs)
+        gc.freeze()
+        gc.enable()
+        return serve(loaded.settings, keys, programs, template)
+    finally:
+        if template is not None:
+            template.close()
 
 
 def _warn(unknown: Sequence[str], keys: Sequence[KeyDigest]) -> None:

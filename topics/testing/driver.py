@@ -207,8 +207,7 @@ class Driver:
         topic = self.model.topics.get(name)
         if topic is not None:
             topic.expire(self.now())
-            while not self.store.engine.expire(self.store.engine.state.topics[name]):
-                pass
+            self.topic(name)
         return topic
 
     def _new_epoch(self, name: str) -> int:
@@ -332,9 +331,11 @@ class Driver:
         self.work = None
 
     def _capture_stages(self, work: Checkpoint) -> Iterator[Callable[[], None]]:
+        captures = 0
         for stage in _each(work.capture()):
             yield stage
-            if work.captures:  # what it has of its last topic is stored if this checkpoint is
+            if len(work.captures) > captures:  # what it has of its last topic is stored if this checkpoint is
+                captures = len(work.captures)
                 waiting = [entry for _, entry, _ in self._waiting if not entry.at_once]
                 name = work.captures[-1].topic.name
                 self._captured += [e for e in self.model.log if e.topic == name and e not in waiting]
