@@ -58,6 +58,11 @@ class Endings:
             self.later(topic, done.set)
             await done.wait()
 
+    def finish(self, topic: Topic) -> None:
+        """The same without a loop, which it may hold."""
+        while not self._engine.expire(topic):
+            pass
+
     async def run(self) -> None:
         """Until cancelled. Who waits then gets no answer."""
         while True:

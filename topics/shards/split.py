@@ -123,8 +123,7 @@ def _open(directory: Path, now_ms: int) -> Store:
 
 def _facts(store: Store) -> dict[str, Facts]:
     for topic in store.engine.state.topics.values():
-        while not store.engine.expire(topic):
-            pass
+        store.engine.endings.finish(topic)
     return {topic.name: _facts_of(topic) for topic in store.engine.state.topics.values() if not topic.hidden}
 
 

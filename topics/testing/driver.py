@@ -198,8 +198,7 @@ class Driver:
 
     def topic(self, name: str) -> Topic:
         topic = self.store.engine.state.find(name)
-        while not self.store.engine.expire(topic):
-            pass
+        self.store.engine.endings.finish(topic)
         return topic
 
     def _expire(self, name: str) -> ReferenceTopic | None:
@@ -207,7 +206,7 @@ class Driver:
         topic = self.model.topics.get(name)
         if topic is not None:
             topic.expire(self.now())
-            self.topic(name)
+            self.store.engine.endings.finish(self.store.engine.state.topics[name])
         return topic
 
     def _new_epoch(self, name: str) -> int:
