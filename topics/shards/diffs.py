@@ -167,6 +167,8 @@ class Diffs:
         self.look(look)
 
     def _again(self, look: Look) -> None:
+        if look.call.finished:
+            return  # its caller is gone
         look.throttle_ms += self._scheduler.waited_ms
         self._engine.redo(lambda: self.look(look), look.call.fail)
 

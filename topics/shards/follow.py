@@ -41,7 +41,7 @@ class Follow(Look):
         """A strong reader waits for the sync of what it would see. By then there may be more, which is not for it."""
         if not self._head.strong:
             self._until = U64_MAX
-        elif topic.config.durability == "ephemeral" or topic.applied_lsn <= engine.log.durable_lsn:
+        elif topic.config.durability == "ephemeral" or topic.applied_lsn <= engine.log.synced_lsn:
             self._until = topic.head_seq
         elif self._until < 0 and not self.call.finished:
             head_seq = topic.head_seq

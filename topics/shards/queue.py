@@ -197,7 +197,7 @@ class Queue:
                 if self.topic.config.claim_jitter_ms and not self.leases.cut_short:
                     self._gather()
                 else:
-                    self._pass(list(islice(self._takers, self.ready)))
+                    self._pass_on()
             self._arm()
 
     def _feed_freed(self) -> None:
@@ -228,6 +228,18 @@ class Queue:
         self._feed_freed()
         self._pass(list(self._takers))
         self._arm()
+
+    def _pass_on(self) -> None:
+        """A pass for those who wait: for the first of them, if what they want is no more than their even share. Then
+        they get it, whatever the others want, and those have a pass of their own in one of the next turns."""
+        ready = self.ready
+        takers = (taker for taker in self._takers if taker.room)  # not those whose caller is gone
+        first = list(islice(takers, min(ready, limits.PASS_TAKERS)))
+        sharers = min(ready, len(self._takers))
+        is_enough = 0 < len(first) < sharers and all(taker.room * sharers <= ready for taker in first)
+        self._pass(first if is_enough else [*first, *islice(takers, ready - len(first))])
+        if is_enough:
+            self._queues.behind.later(self)
 
     def _pass(self, takers: list[Taker]) -> None:
         """Divide what is ready among the takers. Each of them is out of the queue's list, unless it stays."""
@@ -269,9 +281,12 @@ class Queue:
         grants = [grant for _, _, grant in given]
         jobs: list[tuple[Taker, Jobs]] = []
 
-        def tell() -> None:
-            for taker, got in jobs:
+        def tell(first: int = 0) -> None:
+            last = first + limits.WAKE_AT_ONCE
+            for taker, got in jobs[first:last]:
                 self.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
+            if last < len(jobs):
+                self._queues.behind.later(self, partial(tell, last))
 
         try:
             told_later = self.log(lease_events.claimed(grants), tell)

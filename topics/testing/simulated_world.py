@@ -45,6 +45,8 @@ SMALL_LIMITS = {
     "LEASE_EVENTS_MIN": 5,
     "GROUP_EVENTS_MIN": 5,
     "SETTLE_STEP": 3,
+    "WAKE_AT_ONCE": 1,
+    "PASS_TAKERS": 1,
     "FORGET_STEP": 3,
     "DEAD_LETTERS_PER_PASS": 2,
 }
