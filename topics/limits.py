@@ -232,6 +232,9 @@ FIRST_ANSWER_TIMES = (
 
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000
+GC_THRESHOLDS = (2_000, 0, 1_000_000)  # of a shard: net new objects, then every other time the ones before them, too
+INLINE_VIEWS = 2  # blocks whose records are rendered one by one (with tags, without meta …) in the step of a read
+INLINE_HOLES = 8  # blocks that records may be missing from, rendered in such a step
 PASS_TAKERS = 32  # who wait for jobs and get them in one pass, if there are enough for all
 WAKE_AT_ONCE = 16  # readers of one topic that are woken without a look at the clock
 THREAD_BODY_BYTES = 384 * KIB  # bodies above this are decoded and rendered in a thread
