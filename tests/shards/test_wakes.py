@@ -3,6 +3,8 @@
 Each step tells a few of them, everybody in order, and others go on in between.
 """
 
+import gc
+import json
 from collections import Counter
 from itertools import pairwise
 from types import SimpleNamespace
@@ -16,14 +18,18 @@ from tests.shards.queue_shard import seqs_of
 from tests.shards.queue_shard import serving as serving_queues
 from tests.shards.test_service import ask, serving
 from topics import limits
+from topics.core import diff
 from topics.core.config import TopicConfig
 from topics.core.requests import decode_append
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
+from topics.rpc import Call
 from topics.shards.checkpoint import Checkpoint
-from topics.shards.polls import Polls
+from topics.shards.diffs import Look
+from topics.shards.polls import Poll, Polls
 from topics.shards.queue import Queue, Taker
+from topics.shards.queues import Claimer
 from topics.shards.scheduler import Scheduler
 from topics.shards.timers import Timers
 from topics.testing.driver import Driver
@@ -212,6 +218,32 @@ async def test_polls_that_are_over_leave_nothing_behind(autojump_clock):
     assert len(polls._next) == 1
 
 
+async def test_what_has_waited_is_freed_without_the_garbage_collector(monkeypatch):
+    """It is too old for young collections by then, and a shard makes no others."""
+    monkeypatch.setattr(limits, "RPC_UNHEARD_MAX", 0)  # else the last answers are remembered
+    gc.collect()
+    gc.disable()
+    try:
+        async with serving_queues() as shard:
+            await shard.make()
+            await shard.produce(1, topic="t")
+            for wait_ms in (1, 20_000):  # its time is up, or there is something
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(shard.call, "diff", "t", {"from_seq": 1, "wait_ms": wait_ms})
+                    nursery.start_soon(shard.call, "claim", "q", {"node": "w", "max": 1, "wait_ms": wait_ms})
+                    if wait_ms > 1:
+                        await until(lambda: count_objects(Look, Claimer, Poll) == 3)
+                        await shard.produce(2, topic="t")
+                        await shard.produce(1)
+            assert count_objects(Look, Claimer, Poll, Call) == 0
+    finally:
+        gc.enable()
+
+
+def count_objects(*kinds: type) -> int:
+    return sum(isinstance(item, kinds) for item in gc.get_objects())
+
+
 # --- writes of one sync ---------------------------------------------------------------------------------------------
 
 
@@ -293,6 +325,44 @@ async def test_writes_of_one_sync_are_applied_a_few_a_turn_and_in_order(small_st
         assert max(after - before for before, after in pairwise([0, *steps])) == 1
         await service._committer.flushed()
         assert engine.log.durable_lsn == engine.log.last_lsn
+
+
+# --- large answers --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "view", [{"include_tags": True}, {"include_meta": False}, {"include_data": False}, {"node": ["n1"]}, {}]
+)
+async def test_a_large_answer_is_rendered_a_block_a_step(view, small_steps, monkeypatch):
+    steps = Steps()
+    trio.lowlevel.add_instrument(steps)
+    rendered: list[int] = []
+    pieces_of = diff._pieces
+
+    def place(seq: int) -> int:
+        return (seq - 1) % limits.BLOCK_RECORDS_MAX
+
+    def watched(*given: Any) -> list[diff.Buffer]:
+        pieces = pieces_of(*given)
+        rendered.append(steps.number)
+        assert len(pieces) <= diff.RUNS_MAX
+        return pieces
+
+    monkeypatch.setattr(diff, "_pieces", watched)
+    async with serving() as (_, connection):
+        record = {"data": 1, "meta": {"k": "v"}}
+        for _ in range(10):
+            records = [{**record, "node": f"n{n % 3}", "tag": f"t{n % 10}"} for n in range(limits.BLOCK_RECORDS_MAX)]
+            await ask(connection, "append", json.dumps({"records": records}).encode())
+        await ask(connection, "delete", b'{"match":"t7"}')  # holes
+        page = await ask(connection, "diff", json.dumps({"limit": 10_000, "bulk": True, **view}).encode())
+        assert len(rendered) == 10
+        assert max(Counter(rendered).values()) == 1
+        wanted = [seq for seq in range(1, 2561) if place(seq) % 10 != 7 and ("node" not in view or place(seq) % 3 != 1)]
+        assert [item["$seq"] for item in page["records"]] == wanted
+        assert all(
+            item["data"] == 1 if view.get("include_data", True) else "data" not in item for item in page["records"]
+        )
 
 
 # --- takers of jobs -------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ class Poll:
     def __init__(self, topic: Topic, tick: "dict[Poll, None]", action: Callable[[], None]) -> None:
         self._topic = topic
         self._tick = tick
-        self._action = action
+        self._action: Callable[[], None] | None = action  # not kept once it is over: it leads back here
         self.over = False
         tick[self] = None
         if topic.waiters is None:
@@ -32,15 +32,17 @@ class Poll:
 
     def finish(self) -> None:
         """The topic changed, or time is up: look once more."""
-        if not self.over:
+        action = self._action
+        if action is not None:
             self.cancel()
-            self._action()
+            action()
 
     def cancel(self) -> None:
         """Nobody waits any more."""
         if self.over:
             return
         self.over = True
+        self._action = None
         self._tick.pop(self, None)
         if self._topic.waiters is not None:
             self._topic.waiters.pop(self.finish, None)

@@ -280,14 +280,7 @@ class Queue:
     def _grant(self, given: list[tuple[Taker, list[Pick], Grant]], moves: set[int]) -> None:
         grants = [grant for _, _, grant in given]
         jobs: list[tuple[Taker, Jobs]] = []
-
-        def tell(first: int = 0) -> None:
-            last = first + limits.WAKE_AT_ONCE
-            for taker, got in jobs[first:last]:
-                self.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
-            if last < len(jobs):
-                self._queues.behind.later(self, partial(tell, last))
-
+        tell = partial(self._tell, jobs, moves)
         try:
             told_later = self.log(lease_events.claimed(grants), tell)
         except TopicsError as error:
@@ -302,6 +295,14 @@ class Queue:
             taker.promise()
         if not told_later:
             tell()
+
+    def _tell(self, jobs: list[tuple[Taker, Jobs]], moves: set[int], first: int = 0) -> None:
+        """Jobs are leased: their takers get them, the first of them now and the others in the next turns."""
+        last = first + limits.WAKE_AT_ONCE
+        for taker, got in jobs[first:last]:
+            self.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
+        if last < len(jobs):
+            self._queues.behind.later(self, partial(self._tell, jobs, moves, last))
 
     def _hand_over(self, taker: Taker, jobs: Jobs) -> None:
         """Called by what serves everybody: the log, the moves. One taker's trouble must not become theirs."""
