@@ -197,7 +197,10 @@ class Diffs:
         except SegmentGone:
             self._again(look)
             return
-        self._answer(look, topic, plan)
+        if self._is_gone(topic):
+            self.look(look)
+        else:
+            self._answer(look, topic, plan)
 
     def _answer(self, look: Look, topic: Topic, plan: Plan) -> None:
         look.scanned += plan.scanned
@@ -209,7 +212,14 @@ class Diffs:
     async def _render(self, look: Look, topic: Topic, plan: Plan) -> None:
         pieces: list[Buffer] = []
         await in_slices(look.render_into(pieces, topic, plan))
-        self._tell(look, topic, plan, pieces)
+        if self._is_gone(topic):
+            self.look(look)
+        else:
+            self._tell(look, topic, plan, pieces)
+
+    def _is_gone(self, topic: Topic) -> bool:
+        """Whether it was removed since the plan was made: its name may have a new life by now."""
+        return self._engine.state.by_id.get(topic.id) is not topic
 
     def _tell(self, look: Look, topic: Topic, plan: Plan, pieces: list[Buffer]) -> None:
         if look.answer(topic, plan, pieces):
