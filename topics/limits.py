@@ -159,6 +159,7 @@ RPC_SLICE_MESSAGES = 16  # requests a server handles before other tasks get a tu
 RPC_SEND_WAIT_MS = 10_000  # a call that finds the send queue full this long is refused
 RPC_PARTIAL_BYTES = 2 * RPC_BODY_MAX  # unfinished bodies under way on one connection, one direction
 RPC_SWEEP_MS = 25  # deadlines fire at most this late, never early
+RPC_LOOK_AGAIN_MS = 1_000  # how often a call that is long under way is looked at before its deadline
 RPC_BACKOFF_MIN_MS = 10  # after a failed connect calls fail at once for this long, doubling up to the next line
 RPC_BACKOFF_MAX_MS = 1_000
 RPC_CONNECTIONS_MAX = 256  # of one server: every gateway has one, the supervisor one, the rest are for tools
@@ -240,6 +241,10 @@ FIRST_ANSWER_TIMES = (
 
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000
+GC_THRESHOLDS = (2_000, 0, 1_000_000)  # of a shard: net new objects, then every other time the ones before them, too
+INLINE_VIEWS = 2  # blocks whose records are rendered one by one (with tags, without meta …) in the step of a read
+INLINE_HOLES = 8  # blocks that records may be missing from, rendered in such a step
+WAKE_AT_ONCE = 16  # readers of one topic that are woken without a look at the clock
 THREAD_BODY_BYTES = 384 * KIB  # bodies above this are decoded and rendered in a thread
 INLINE_BODY_BYTES = 8 * KIB  # bodies up to this never are; between the two it depends on their records
 INLINE_RECORDS = 300  # a millisecond of the loop, with tags or meta

@@ -18,6 +18,8 @@ from topics.core.requests import U64_MAX, Diff
 from topics.core.topic import SEQ_BASE, Topic
 
 Buffer = bytes | bytearray | memoryview
+META_HEAD = len(b',"meta":')
+RUNS_MAX = 8  # of the records of a block; more than that are joined, because each costs whoever sends it
 
 
 class Slice(msgspec.Struct):
@@ -137,9 +139,16 @@ def render(windows: Sequence[Slice], query: Diff, *, filter_nodes: bool) -> list
     pieces: list[Buffer] = []
     nodes = query.nodes if filter_nodes else frozenset()
     for window in windows:
-        assert window.block is not None
-        pieces.extend(_pieces(window.block, window, query, nodes))
+        pieces += _pieces(window, query, nodes)
     return pieces
+
+
+def render_into(pieces: list[Buffer], windows: Sequence[Slice], query: Diff, *, filter_nodes: bool) -> Iterator[None]:
+    """The same, a window a step."""
+    nodes = query.nodes if filter_nodes else frozenset()
+    for window in windows:
+        pieces += _pieces(window, query, nodes)
+        yield
 
 
 def count(windows: Sequence[Slice], query: Diff, *, filter_nodes: bool) -> int:
@@ -157,21 +166,23 @@ def _hidden(block: Block, nodes: frozenset[bytes]) -> set[int]:
     return {i + 1 for i, node in enumerate(block.nodes) if node in nodes} if nodes and block.nodes else set()
 
 
-def _pieces(block: Block, window: Slice, query: Diff, nodes: frozenset[bytes]) -> Iterator[Buffer]:
-    hidden = _hidden(block, nodes)
+def _pieces(window: Slice, query: Diff, nodes: frozenset[bytes]) -> list[Buffer]:
+    block = window.block
+    assert block is not None
+    shown = _shown(block, window, _hidden(block, nodes))
     whole = (
         query.include_data
         and (query.include_meta or not any(block.meta_lens))
         and not (query.include_tags and block.tags)
     )
-    for low, high in runs(_shown(block, window, hidden)):
-        if whole:
-            text = memoryview(block.text)[block.start(low) : block.ends[high - 1]]
-            # The block of an open tail goes on growing, which it cannot while somebody looks at its text.
-            yield text.tobytes() if isinstance(block.text, bytearray) else text
-        else:
-            for index in range(low, high):
-                yield _view(block, index, query)
+    if not whole:
+        return [_views(block, shown, query)] if shown else []
+    pieces: list[Buffer] = []
+    for low, high in runs(shown):
+        text = memoryview(block.text)[block.start(low) : block.ends[high - 1]]
+        # The block of an open tail goes on growing, which it cannot while somebody looks at its text.
+        pieces.append(text.tobytes() if isinstance(block.text, bytearray) else text)
+    return pieces if len(pieces) <= RUNS_MAX else [b",".join(pieces)]
 
 
 def _shown(block: Block, window: Slice, hidden: set[int]) -> int:
@@ -184,21 +195,26 @@ def _shown(block: Block, window: Slice, hidden: set[int]) -> int:
     return shown
 
 
-def _view(block: Block, index: int, query: Diff) -> bytes:
-    """One record with its tag spliced in, or without meta or data."""
-    start, end = block.start(index), block.ends[index]
-    text = block.text
-    data_at = start + block.data_offs[index]
-    meta_len = block.meta_lens[index]
-    meta_at = end - 1 - (len(b',"meta":') + meta_len if meta_len else 0)
-    parts: list[Buffer] = [text[start:data_at]]
-    if query.include_tags:
-        tag = block.tag(index)
-        if tag:
-            parts += (b',"$tag":', tag)
-    if query.include_data:
-        parts.append(text[data_at:meta_at])
-    if query.include_meta:
-        parts.append(text[meta_at : end - 1])
-    parts.append(b"}")
-    return b"".join(parts)
+def _views(block: Block, shown: int, query: Diff) -> bytes:
+    """Records with their tags spliced in, or without meta or data: one text a block, however many they are."""
+    text, ends, tags, tag_ends = block.text, block.ends, block.tags, block.tag_ends
+    data, meta = query.include_data, query.include_meta
+    with_tags = query.include_tags and bool(tags)
+    parts: list[Buffer] = []
+    for low, high in runs(shown):
+        start, tag_start = block.start(low), tag_ends[low - 1] if low else 0
+        for index in range(low, high):
+            end, data_at = ends[index], start + block.data_offs[index]
+            meta_len = block.meta_lens[index]
+            meta_at = end - 1 - (META_HEAD + meta_len if meta_len else 0)
+            if with_tags and tag_ends[index] > tag_start:
+                parts += (text[start:data_at], b',"$tag":', tags[tag_start : tag_ends[index]])
+                start = data_at
+            if data:
+                parts.append(text[start : end if meta else meta_at])
+            else:
+                parts.append(text[start:data_at])
+                parts.append(text[meta_at:end] if meta else b"")
+            parts.append(b"," if meta else b"},")
+            start, tag_start = end + 1, tag_ends[index]
+    return b"".join(parts)[:-1]

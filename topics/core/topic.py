@@ -8,7 +8,7 @@ count and bytes are those of the live records; evict_floor <= earliest_seq <= he
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING
 
@@ -135,10 +135,13 @@ class Topic:
             return None
         return find_gap(self.evicted, self.holes, from_seq, self.next_live(from_seq))
 
-    def run_waiters(self) -> None:
-        """Readers that wait for a change look now."""
+    def take_waiters(self) -> Iterable[Callable[[], None]]:
+        """Readers that wait for a change and are to look now. Those who wait again do so for the next one."""
         waiters, self.waiters = self.waiters, None
-        for wake in waiters or ():
+        return waiters or ()
+
+    def run_waiters(self) -> None:
+        for wake in self.take_waiters():
             wake()
 
     def take_waiting(self) -> list[Callable[[], None]]:

@@ -174,7 +174,8 @@ class Call:
         self._callbacks = None
         self._link.calls.pop(self._id, None)
         if self._unheard is not None:
-            self._link.answered(self._id, partial(self._call_back, self._unheard))
+            unheard, self._unheard = self._unheard, None  # it leads back here
+            self._link.answered(self._id, partial(self._call_back, unheard))
 
     async def _run(self, async_fn: Callable[[Unpack[ArgsT]], Awaitable[object]], args: tuple[*ArgsT]) -> None:
         scope = trio.CancelScope()

@@ -1,19 +1,21 @@
 """What both ends of a connection share: the hello, one reader, one writer, one sweeper for deadlines.
 
-A link ends exactly once, in `lose`: the reason is kept, every open call learns of it, and the three tasks are
-cancelled. No exception of a link ever leaves it, so one bad peer cannot take a process down.
+A link ends exactly once, in `lose`: the reason is kept, the three tasks are cancelled, and every open call learns of
+it, in slices if there are many; from the first moment on nothing comes or leaves. No exception of a link ever leaves
+it, so one bad peer cannot take a process down.
 """
 
 import logging
-from collections.abc import Awaitable, Callable
-from math import inf
-from typing import Generic, Protocol, TypeVar
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Generic
 
 import outcome
 import trio
 
 from topics import limits
 from topics.aside import next_please
+from topics.rpc.deadlines import Deadlines, EntryT
 from topics.rpc.errors import PeerLost, ProtocolError, RpcError, VersionMismatch
 from topics.rpc.outbox import Outbox
 from topics.rpc.transport import LOST, receiver_of, sender_of, socket_of, write_some
@@ -21,15 +23,6 @@ from topics.rpc.turns import turns
 from topics.rpc.wire import HELLO, VERSION, Buffer, Decoder, Message, hello
 
 logger = logging.getLogger(__name__)
-
-
-class Entry(Protocol):
-    """An open call, as the link sees it."""
-
-    expires: float  # on trio's clock; infinity without a deadline
-
-
-EntryT = TypeVar("EntryT", bound=Entry)
 
 
 class Link(Generic[EntryT]):
@@ -43,6 +36,8 @@ class Link(Generic[EntryT]):
         self._receive = receiver_of(stream, self.decoder)
         self._scope = trio.CancelScope()
         self._early: list[Message] = []  # what came in one read with the hello
+        self._untold: Iterator[int] = iter(())  # once it is lost: calls that have not learned of it
+        self._deadlines = Deadlines(self.calls)
         self._sweeping = False
         self._sweep_wanted = trio.Event()
 
@@ -73,7 +68,11 @@ class Link(Generic[EntryT]):
                     await self._guard(self._read)
         finally:
             self.lose(PeerLost("the connection was closed at this side"))
-            await trio.aclose_forcefully(self._stream)
+            try:
+                await trio.aclose_forcefully(self._stream)
+            finally:
+                while not self._tell_lost():  # also if everything ends: it is not for long
+                    await trio.lowlevel.cancel_shielded_checkpoint()
 
     def lose(self, reason: RpcError) -> None:
         """End the link now: open calls fail or are cancelled, its tasks stop. Only the first reason counts."""
@@ -81,11 +80,22 @@ class Link(Generic[EntryT]):
             return
         self.reason = reason
         self._scope.cancel()
-        calls = list(self.calls.values())
-        self.calls.clear()
-        for call in calls:
-            self._lost(call, reason)
+        self._losing()
         self.room.unpark_all()
+        self._untold = iter(list(self.calls))
+        self._tell_lost()
+
+    def _tell_lost(self) -> bool:
+        """Calls learn that the link is lost, as many as fit into a turn; whether all have."""
+        assert self.reason is not None
+        until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+        for call_id in self._untold:
+            call = self.calls.pop(call_id, None)
+            if call is not None:  # else its caller has given it up meanwhile
+                self._lost(call, self.reason)
+            if time.perf_counter_ns() > until:
+                return False
+        return True
 
     def expiry(self, deadline_ms: int) -> float:
         """When a call opened now runs out. The call must be in `calls` before the next await."""
@@ -100,6 +110,9 @@ class Link(Generic[EntryT]):
 
     def _expired(self, call_id: int, call: EntryT) -> None:
         raise NotImplementedError
+
+    def _losing(self) -> None:
+        """Before calls learn one by one that the link is lost."""
 
     def _lost(self, call: EntryT, reason: RpcError) -> None:
         raise NotImplementedError
@@ -222,10 +235,12 @@ class Link(Generic[EntryT]):
             if not self._sweeping:
                 self._sweep_wanted = trio.Event()
                 await self._sweep_wanted.wait()
-            await trio.sleep(limits.RPC_SWEEP_MS / 1000)
-            now = trio.current_time()
-            timed = [(call_id, call) for call_id, call in self.calls.items() if call.expires != inf]
-            self._sweeping = bool(timed)
-            for call_id, call in timed:
-                if call.expires <= now and self.calls.pop(call_id, None) is not None:
-                    self._expired(call_id, call)
+            await trio.sleep_until(self._deadlines.next_sweep(trio.current_time()))
+            until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+            for passed in self._deadlines.sweep(trio.current_time()):
+                if passed is not None and self.calls.pop(passed[0], None) is not None:
+                    self._expired(*passed)
+                if time.perf_counter_ns() > until:
+                    await trio.lowlevel.checkpoint()
+                    until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+            self._sweeping = not self._deadlines.is_idle

@@ -4,6 +4,7 @@ Backpressure: while more than RPC_SEND_QUEUE_BYTES of answers wait to be read by
 from it. The calling end always reads, so the two can never wait for each other.
 """
 
+import time
 from collections.abc import Callable, Mapping
 from math import inf
 from typing import Any
@@ -34,11 +35,15 @@ class ServerConnection(Link[Call]):
     async def _handle(self, messages: list[Message]) -> None:
         """Slice by slice: other tasks get their turn, and answers leave (and the peer works) while we still do."""
         outbox, queue_bytes = self.outbox, limits.RPC_SEND_QUEUE_BYTES
+        until = time.perf_counter_ns() + limits.YIELD_AFTER_NS if len(messages) > 1 else 0
         for done, message in enumerate(messages):
-            if done and done % limits.RPC_SLICE_MESSAGES == 0:
+            if done and (done % limits.RPC_SLICE_MESSAGES == 0 or time.perf_counter_ns() > until):
                 await trio.lowlevel.checkpoint()
+                until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
             while outbox.queued_bytes > queue_bytes:
                 await self.room.park()
+            if self.reason is not None:
+                return
             self._dispatch(*message)
         while outbox.queued_bytes > queue_bytes:
             await self.room.park()
@@ -110,6 +115,10 @@ class ServerConnection(Link[Call]):
     def _expired(self, call_id: int, call: Call) -> None:
         # The caller has its own timer: nothing is sent, and what is queued of this call still leaves.
         call.cancel()
+
+    def _losing(self) -> None:
+        for call in self.calls.values():  # whatever they answer from now on is dropped
+            call.cancelled = call.finished = True
 
     def _lost(self, call: Call, reason: RpcError) -> None:
         call.cancel()

@@ -13,6 +13,7 @@ from topics.core.topic import Topic
 Done = Callable[[Any], None]
 Fail = Callable[[Exception], None]  # what is not a TopicsError arrives as `internal`
 Retries = list[Callable[[], None]]
+HasTime = Callable[[], bool]
 
 
 class Appending(NamedTuple):

@@ -10,6 +10,7 @@ A failed write or sync is never tried again: the thread ends, and the shard is p
 import contextlib
 import queue
 import threading
+import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -81,6 +82,7 @@ class Committer:
         self._busy = False
         self._scheduled = False
         self._dead = False
+        self._applying = False  # there is more of what is durable than fitted into a turn
         self._synced = trio.Event()
         self.rotated = trio.Event()
         self.sync_times = SyncTimes()
@@ -117,7 +119,7 @@ class Committer:
     def _done(self, wrote: bool, rotations: int, durable_lsn: int) -> None:
         """The thread is through with a group. It gets the next one first: answers may go out while it works."""
         log = self._engine.log
-        log.durable_lsn = max(log.durable_lsn, durable_lsn)
+        log.synced_lsn = max(log.synced_lsn, durable_lsn)
         if wrote:
             self._written(rotations)
         if durable_lsn:
@@ -132,8 +134,17 @@ class Committer:
         self._hand_over()
 
     def _durable(self, lsn: int) -> None:
-        self._engine.durable(lsn)
+        self._engine.log.synced_lsn = max(self._engine.log.synced_lsn, lsn)
+        if not self._applying:
+            self._apply()
+
+    def _apply(self) -> None:
+        """Let what is durable happen: now, if that fits a millisecond, else the rest in the next turns of the loop."""
+        until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+        self._applying = not self._engine.durable(self._engine.log.synced_lsn, lambda: time.perf_counter_ns() < until)
         self._wake_flushers()
+        if self._applying:
+            self._tell(self._apply)
 
     def _wake_flushers(self) -> None:
         self._synced.set()
@@ -141,6 +152,7 @@ class Committer:
 
     def _failed(self, reason: str) -> None:
         self._dead = True
+        self._engine.durable(self._engine.log.synced_lsn)  # what was said to be durable before has happened
         self._engine.poison(reason)
         self._wake_flushers()
         self._on_poison(reason)

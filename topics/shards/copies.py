@@ -127,7 +127,7 @@ class Copies:
 
         def written(outcome: Appending) -> None:
             topic = engine.state.topics.get(name)
-            if topic is None or topic.applied_lsn <= engine.log.durable_lsn:
+            if topic is None or topic.applied_lsn <= engine.log.synced_lsn:
                 done(outcome)
             else:
                 engine.log.when_synced(lambda: done(outcome))

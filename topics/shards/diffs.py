@@ -6,16 +6,17 @@ by its own writes; when the time is up, the answer carries that cursor. A gap th
 told from where the call began.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import msgspec
 import trio
 
+from topics import limits
 from topics.core import replies
 from topics.core.block import BadBlock
 from topics.core.derivation import is_blocked
-from topics.core.diff import Buffer, Plan, render
+from topics.core.diff import Buffer, Plan, render, render_into
 from topics.core.diff import plan as plan_diff
 from topics.core.loss import RECREATED
 from topics.core.requests import U64_MAX, Diff
@@ -27,6 +28,7 @@ from topics.shards.polls import Poll, Polls
 from topics.shards.reader import BlockReader, Missing, SegmentGone
 from topics.shards.scheduler import Scheduler
 from topics.shards.settling import Settling
+from topics.shards.slices import in_slices
 from topics.shards.store import Store
 
 
@@ -94,9 +96,23 @@ class Look:
                 window.texts_only = True
         return plan
 
-    def answer(self, topic: Topic, plan: Plan) -> bool:
+    def is_long(self, plan: Plan) -> bool:
+        """Whether rendering is more than to cut a few pieces out of blocks."""
+        windows = plan.windows
+        if self.query.plain:
+            return len(windows) > limits.INLINE_HOLES and any(window.dead for window in windows)
+        return len(windows) > limits.INLINE_VIEWS
+
+    def render(self, topic: Topic, plan: Plan) -> list[Buffer]:
+        """What the plan shows."""
+        return render(plan.windows, self.query, filter_nodes=topic.config.dedupe_node)
+
+    def render_into(self, pieces: list[Buffer], topic: Topic, plan: Plan) -> Iterator[None]:
+        """The same, in steps; others may go on in between, because the plan stays what it is."""
+        return render_into(pieces, plan.windows, self.query, filter_nodes=topic.config.dedupe_node)
+
+    def answer(self, topic: Topic, plan: Plan, pieces: list[Buffer]) -> bool:
         """Reply, unless there is nothing to tell and time is left."""
-        pieces = render(plan.windows, self.query, filter_nodes=topic.config.dedupe_node)
         if not pieces and plan.tombstone is None and plan.windows and self.left_ms:
             return False
         perf = {"records_scanned": self.scanned, "throttle_wait_ms": round(self.throttle_ms, 3)}
@@ -169,6 +185,8 @@ class Diffs:
         self.look(look)
 
     def _again(self, look: Look) -> None:
+        if look.call.finished:
+            return  # its caller is gone
         look.throttle_ms += self._scheduler.waited_ms
         self._engine.redo(lambda: self.look(look), look.call.fail)
 
@@ -181,11 +199,32 @@ class Diffs:
         except SegmentGone:
             self._again(look)
             return
-        self._answer(look, topic, plan)
+        if self._is_gone(topic):
+            self.look(look)
+        else:
+            self._answer(look, topic, plan)
 
     def _answer(self, look: Look, topic: Topic, plan: Plan) -> None:
         look.scanned += plan.scanned
-        if look.answer(topic, plan):
+        if look.is_long(plan):
+            look.call.run(self._render, look, topic, plan)
+            return
+        self._tell(look, topic, plan, look.render(topic, plan))
+
+    async def _render(self, look: Look, topic: Topic, plan: Plan) -> None:
+        pieces: list[Buffer] = []
+        await in_slices(look.render_into(pieces, topic, plan))
+        if self._is_gone(topic):
+            self.look(look)
+        else:
+            self._tell(look, topic, plan, pieces)
+
+    def _is_gone(self, topic: Topic) -> bool:
+        """Whether it was removed since the plan was made: its name may have a new life by now."""
+        return self._engine.state.by_id.get(topic.id) is not topic
+
+    def _tell(self, look: Look, topic: Topic, plan: Plan, pieces: list[Buffer]) -> None:
+        if look.answer(topic, plan, pieces):
             return
         look.move_to(plan)
         if plan.caught_up:

@@ -43,14 +43,14 @@ from topics.core.topic import SEQ_BASE, Topic
 from topics.errors import TopicsError
 from topics.ids import slot_of
 from topics.shards import expiry
-from topics.shards.answers import Appending, Done, Fail, Pending, Rendered, Retries
+from topics.shards.answers import Appending, Done, Fail, HasTime, Pending, Rendered, Retries
 from topics.shards.endings import Endings
 from topics.shards.files import Register
 from topics.shards.graves import Graves
 from topics.shards.idsalt import config_of_new, with_ids
 from topics.shards.keymemory import KeyMemory
 from topics.shards.logqueue import LogQueue
-from topics.shards.quota import Holdings, Quota, disk_full, make_cell, queue_full
+from topics.shards.quota import Holdings, Quota, disk_full, log_failed, make_cell, queue_full
 
 
 class Engine:
@@ -239,20 +239,25 @@ class Engine:
     @property
     def awaits_sync(self) -> bool:
         """Whether somebody waits for what is in the log queue to become durable."""
-        return bool(self._pending) and self._pending[-1].lsn > self.log.durable_lsn
+        return bool(self._pending) and self._pending[-1].lsn > self.log.synced_lsn
 
-    def durable(self, lsn: int) -> None:
-        """Everything up to `lsn` is on disk: apply what waited for it and let the answers go."""
-        self.log.durable_lsn = max(self.log.durable_lsn, lsn)
-        pending = self._pending
+    def durable(self, lsn: int, has_time: HasTime = lambda: True) -> bool:
+        """Everything up to `lsn` is on disk: apply what waited for it and let the answers go, in the order of the log.
+
+        Whether that is done; the rest, if there is no time for it, is as if its sync had not ended yet."""
+        log, pending = self.log, self._pending
+        log.synced_lsn = lsn = max(log.synced_lsn, lsn)
         while pending and pending[0].lsn <= lsn:
             item = pending.popleft()
             if type(item.event) is CeilingReserved:  # beside the topic's order of events: nothing waits for it
                 self._apply(item.topic, item.event, item.lsn)  # also marks it dirty: the frame goes with the log
-                continue
-            item.topic.pending -= 1
-            item.done(self._apply(item.topic, item.event, item.lsn) if item.event is not None else None)
-        self.log.wake_synced()
+            else:
+                item.topic.pending -= 1
+                item.done(self._apply(item.topic, item.event, item.lsn) if item.event is not None else None)
+            if not has_time():
+                break
+        all_woken = log.applied_below(pending[0].lsn if pending else lsn + 1, has_time)
+        return all_woken and not (pending and pending[0].lsn <= lsn)
 
     def poison(self, reason: str) -> None:
         """A write or sync failed: nothing more is accepted, and what waited is refused."""
@@ -260,21 +265,14 @@ class Engine:
         waiting: list[Callable[[], None]] = []
         while self._pending:
             item = self._pending.popleft()
-            item.fail(self._poison_error())
+            item.fail(log_failed(reason))
             waiting += item.topic.take_waiting()
         for retry in waiting:  # commands that waited for the ones above: they are refused like any new one
             retry()
 
-    def _poison_error(self) -> TopicsError:
-        return TopicsError(
-            errors.NOT_READY,
-            f"this shard stopped taking writes after a storage failure ({self.poisoned}); it restarts from disk",
-            {"retry_after_ms": 1000},
-        )
-
     def check_writable(self) -> None:
         if self.poisoned is not None:
-            raise self._poison_error()
+            raise log_failed(self.poisoned)
 
     def admit(self, new_topics: int, topic: Topic, event: Appended) -> None:
         """Refuse what the disk, the queue or the quota has no room for, before a seq is taken."""

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 
 from topics import limits
 from topics.core.blockform import encode_body
-from topics.core.diff import Buffer, Plan, Window, count, render
+from topics.core.diff import Buffer, Plan, Window, count
 from topics.core.requests import U64_MAX, Diff, quoted
 from topics.core.topic import Topic
 from topics.rpc.calls import Call
@@ -27,6 +27,7 @@ from topics.shards.engine import Engine
 from topics.shards.heads import FollowHead
 
 MASK_BYTES = limits.BLOCK_RECORDS_MAX // 8
+BLOCKS_AT_ONCE = 8  # are cut and encoded in the step of the look
 
 
 class Follow(Look):
@@ -41,7 +42,7 @@ class Follow(Look):
         """A strong reader waits for the sync of what it would see. By then there may be more, which is not for it."""
         if not self._head.strong:
             self._until = U64_MAX
-        elif topic.config.durability == "ephemeral" or topic.applied_lsn <= engine.log.durable_lsn:
+        elif topic.config.durability == "ephemeral" or topic.applied_lsn <= engine.log.synced_lsn:
             self._until = topic.head_seq
         elif self._until < 0 and not self.call.finished:
             head_seq = topic.head_seq
@@ -58,11 +59,26 @@ class Follow(Look):
         until, self._until = self._until, -1
         return self.plan_on(topic, self._head.epoch, until)
 
-    def answer(self, topic: Topic, plan: Plan) -> bool:
+    def is_long(self, plan: Plan) -> bool:
+        return len(plan.windows) > BLOCKS_AT_ONCE if self._head.blocks else super().is_long(plan)
+
+    def render(self, topic: Topic, plan: Plan) -> list[Buffer]:
+        if not self._head.blocks:
+            return super().render(topic, plan)
+        return [_cut_block(topic, window) for window in plan.windows]
+
+    def render_into(self, pieces: list[Buffer], topic: Topic, plan: Plan) -> Iterator[None]:
+        if not self._head.blocks:
+            yield from super().render_into(pieces, topic, plan)
+            return
+        for window in plan.windows:
+            pieces.append(_cut_block(topic, window))
+            yield
+
+    def answer(self, topic: Topic, plan: Plan, pieces: list[Buffer]) -> bool:
         if self._head.blocks:
-            self.call.reply(self._reply(topic, plan, list(plan.windows)), list(_cut_blocks(topic, plan)))
+            self.call.reply(self._reply(topic, plan, list(plan.windows)), pieces)
             return True
-        pieces = render(plan.windows, self.query, filter_nodes=topic.config.dedupe_node)
         if not pieces and plan.tombstone is None and plan.windows and self.left_ms:
             return False
         reply = self._reply(topic, plan, [])
@@ -103,13 +119,12 @@ def _mask(window: Window) -> bytes:
     return dead.to_bytes(MASK_BYTES, "little") if dead else b""
 
 
-def _cut_blocks(topic: Topic, plan: Plan) -> Iterator[bytes]:
-    for window in plan.windows:
-        block = window.block
-        assert block is not None
-        if window.low or window.high != len(block):
-            block = block.cut(window.low, window.high)
-        yield encode_body(block, topic.id, topic.epoch)
+def _cut_block(topic: Topic, window: Window) -> bytes:
+    block = window.block
+    assert block is not None
+    if window.low or window.high != len(block):
+        block = block.cut(window.low, window.high)
+    return encode_body(block, topic.id, topic.epoch)
 
 
 def _joined(pieces: list[Buffer]) -> Iterator[Buffer]:

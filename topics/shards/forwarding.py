@@ -248,7 +248,7 @@ class Route:
     async def _deaths_are_durable(self) -> None:
         """What is passed over must not come back to life."""
         log = self._engine.log
-        if self._source.applied_lsn > log.durable_lsn:
+        if self._source.applied_lsn > log.synced_lsn:
             synced = trio.Event()
             log.when_synced(synced.set)
             await synced.wait()

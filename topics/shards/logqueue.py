@@ -5,6 +5,7 @@ from collections.abc import Callable
 
 from topics import limits
 from topics.core.events import APPENDED, Event, encode_event
+from topics.shards.answers import HasTime
 from topics.shards.wal import Frame
 
 
@@ -21,7 +22,8 @@ class Counters:
 class LogQueue:
     def __init__(self, next_lsn: int, *, idle: bool = False, wake: Callable[[], None] = lambda: None) -> None:
         self.counters = Counters()
-        self.durable_lsn = next_lsn - 1  # everything up to here is on disk and applied
+        self.synced_lsn = next_lsn - 1  # everything up to here is on disk
+        self.durable_lsn = next_lsn - 1  # everything up to here is on disk and applied: never ahead of the other
         self.idle_lsn = next_lsn - 1 if idle else -1  # the newest idle mark
         self.bytes = 0  # waiting
         self.bytes_since_checkpoint = 0
@@ -42,7 +44,7 @@ class LogQueue:
     @property
     def settled(self) -> bool:
         """Whether the log ends with an idle mark: the next write that is acked early must wait for its own sync."""
-        return self.durable_lsn <= self.idle_lsn
+        return self.synced_lsn <= self.idle_lsn
 
     def has_room(self, size: int) -> bool:
         """Whether a write may come: neither the queue nor what no checkpoint has stored yet grows without bound."""
@@ -92,8 +94,12 @@ class LogQueue:
         """Call back once everything that is in the log by now is durable. It does not hurry the sync."""
         self._for_sync.append((self.last_lsn, action))
 
-    def wake_synced(self) -> None:
-        """`durable_lsn` has grown."""
+    def applied_below(self, lsn: int, has_time: HasTime) -> bool:
+        """What is on disk and below `lsn` is applied; wake those who wait for that. Whether that is all there is."""
+        self.durable_lsn = max(self.durable_lsn, min(lsn - 1, self.synced_lsn))
         waiting = self._for_sync
         while waiting and waiting[0][0] <= self.durable_lsn:
+            if not has_time():
+                return False
             waiting.popleft()[1]()
+        return self.durable_lsn == self.synced_lsn

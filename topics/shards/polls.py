@@ -1,82 +1,86 @@
 """Long-polls: a reader that found nothing waits for its topic to change or for its time to run out.
 
-A waiting poll is one entry in its topic's set and one in a heap; no task, no timer of its own.
+A waiting poll is one entry in its topic's set and one among those that end at the same tick; no task, no timer of its
+own. One that is over leaves nothing behind.
 """
 
 import heapq
+import time
 from collections.abc import Callable
-from itertools import count
-from math import inf
+from math import ceil
 
 import trio
 
+from topics import limits
 from topics.core.topic import Topic
 
-TICK_S = 0.01  # polls that end within the same tick end together
-OVER_MAX = 64
+TICK_S = 0.01  # polls that end within the same tick end together, at its end
 
 
 class Poll:
-    __slots__ = ("_action", "_polls", "_topic", "over")
+    __slots__ = ("_action", "_tick", "_topic", "over")
 
-    def __init__(self, polls: "Polls", topic: Topic, action: Callable[[], None]) -> None:
-        self._polls = polls
+    def __init__(self, topic: Topic, tick: "dict[Poll, None]", action: Callable[[], None]) -> None:
         self._topic = topic
-        self._action = action
+        self._tick = tick
+        self._action: Callable[[], None] | None = action  # not kept once it is over: it leads back here
         self.over = False
+        tick[self] = None
         if topic.waiters is None:
             topic.waiters = {}
         topic.waiters[self.finish] = None
 
     def finish(self) -> None:
         """The topic changed, or time is up: look once more."""
-        if not self.over:
+        action = self._action
+        if action is not None:
             self.cancel()
-            self._action()
+            action()
 
     def cancel(self) -> None:
         """Nobody waits any more."""
         if self.over:
             return
         self.over = True
-        self._polls.over += 1
+        self._action = None
+        self._tick.pop(self, None)
         if self._topic.waiters is not None:
             self._topic.waiters.pop(self.finish, None)
 
 
 class Polls:
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Poll]] = []
-        self._order = count()
-        self.over = 0  # entries of the heap whose poll has ended
+        self._ticks: dict[int, dict[Poll, None]] = {}  # by their number: those that end then, in their order
+        self._next: list[int] = []  # a heap of the numbers
         self._sooner = trio.Event()  # a poll came that ends before all others
+
+    def __len__(self) -> int:
+        return sum(map(len, self._ticks.values()))
 
     def wait(self, topic: Topic, wait_ms: int, action: Callable[[], None]) -> Poll:
         """Run `action` once: when the topic changes or after `wait_ms`."""
-        poll = Poll(self, topic, action)
-        ends = trio.current_time() + wait_ms / 1000
-        if not self._heap or ends < self._heap[0][0]:
-            self._sooner.set()
-        heapq.heappush(self._heap, (ends, next(self._order), poll))
-        if self.over > OVER_MAX and self.over > len(self._heap) // 2:
-            self._forget_over()
-        return poll
-
-    def _forget_over(self) -> None:
-        """Most polls end long before their time; their entries must not pile up until then."""
-        self._heap = [entry for entry in self._heap if not entry[2].over]
-        heapq.heapify(self._heap)
-        self.over = 0
+        number = ceil((trio.current_time() + wait_ms / 1000) / TICK_S)
+        tick = self._ticks.get(number)
+        if tick is None:
+            tick = self._ticks[number] = {}
+            if not self._next or number < self._next[0]:
+                self._sooner.set()
+            heapq.heappush(self._next, number)
+        return Poll(topic, tick, action)
 
     async def run(self) -> None:
-        """End polls whose time is up. Asleep while there are none."""
+        """End polls whose time is up, about a millisecond's worth at a time. Asleep while there are none."""
         while True:
-            now = trio.current_time()
-            while self._heap and (self._heap[0][0] <= now or self._heap[0][2].over):
-                poll = heapq.heappop(self._heap)[2]
-                poll.finish()
-                self.over = max(0, self.over - 1)
+            while self._next and self._next[0] * TICK_S <= trio.current_time():
+                await self._end(self._ticks.pop(heapq.heappop(self._next)))
             self._sooner = trio.Event()
-            until = max(self._heap[0][0], now + TICK_S) if self._heap else inf
-            with trio.move_on_at(until):
+            with trio.move_on_at(self._next[0] * TICK_S) if self._next else trio.CancelScope():
                 await self._sooner.wait()
+
+    async def _end(self, tick: dict[Poll, None]) -> None:
+        until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+        for poll in list(tick):
+            poll.finish()  # unless it was over meanwhile
+            if time.perf_counter_ns() > until:
+                await trio.lowlevel.checkpoint()
+                until = time.perf_counter_ns() + limits.YIELD_AFTER_NS

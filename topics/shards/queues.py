@@ -304,13 +304,17 @@ class Claimer:
         self.node = request.node
         self.lease_ms = request.lease_ms
         self.batch_bytes = limits.CLAIM_BYTES_MAX
-        self.room = request.max
+        self._max = request.max
         self._queues = queues
         self._queue = queue
         self._call = call
         self._timer: Timer | None = queues.timers.after(wait_ms, self._time_up) if wait_ms else None
         self._patience_ends = 0.0  # with the dead letters that it comes across
         call.on_cancel(self._leave)
+
+    @property
+    def room(self) -> int:
+        return 0 if self._call.finished else self._max
 
     @property
     def stays(self) -> bool:

@@ -165,6 +165,11 @@ def disk_full(free_bytes: int) -> TopicsError:
     return TopicsError(errors.STORAGE_FULL, message, detail)
 
 
+def log_failed(reason: str) -> TopicsError:
+    message = f"this shard stopped taking writes after a storage failure ({reason}); it restarts from disk"
+    return TopicsError(errors.NOT_READY, message, {"retry_after_ms": 1000})
+
+
 def queue_full() -> TopicsError:
     detail = {"limit": "wal_queue", "retry_after_ms": 100}
     return TopicsError(errors.THROTTLED, "the log queue is full; retry in a moment", detail)

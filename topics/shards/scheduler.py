@@ -2,12 +2,13 @@
 
 On an idle shard nothing waits: a changed topic's readers are served at once. When serving has taken its share of a turn
 of the loop, further topics queue up in weighted bands and are served a millisecond at a time, in between everything
-else. What changes again meanwhile is served once, with everything: deliveries coalesce. Under pressure (the log queue
-fills, the loop lags) low bands are held back until they have aged, and at the high-water mark writes are refused.
-Waiting costs latency, never data.
+else; so is the rest of one topic's readers if they are too many for that, in their order. What changes again meanwhile
+is served once, with everything: deliveries coalesce. Under pressure (the log queue fills, the loop lags) low bands are
+held back until they have aged, and at the high-water mark writes are refused. Waiting costs latency, never data.
 """
 
 import time
+from collections import deque
 from collections.abc import Callable
 
 import trio
@@ -24,13 +25,14 @@ LAG_WEIGHT = 0.25  # of the newest reading; one late turn is not yet pressure
 
 
 class Scheduler:
-    def __init__(self, engine: Engine, clock_ns: Callable[[], int] = time.perf_counter_ns) -> None:
+    def __init__(self, engine: Engine, clock_ns: Callable[[], int] | None = None) -> None:
         self.lag_ms = 0.0  # how late the loop comes to what is due, smoothed
         self.waited_ms = 0.0  # how long the topic that is being served had to wait
         self._engine = engine
-        self._clock_ns = clock_ns
+        self._clock_ns = clock_ns or time.perf_counter_ns
         self._bands: Bands[Topic] = Bands()
         self._since: dict[Topic, int] = {}  # when a queued topic came, by our clock
+        self._rounds: dict[Topic, deque[Callable[[], None]]] = {}  # readers who have not had their turn yet
         self._window_ends = 0
         self._spent = 0
         self._work = trio.Event()
@@ -41,13 +43,18 @@ class Scheduler:
 
     def ready(self, topic: Topic) -> None:
         """A topic with waiting readers has changed."""
+        if self._rounds and topic in self._rounds:
+            self._rounds[topic].extend(topic.take_waiters())  # who is in it already will see this change, too
+            return
         if topic in self._since:
             return
-        if not len(self._bands) and not self.under_pressure and self._has_time():
-            self._serve(topic, 0.0)
-            return
-        topic.queued_ms = self._engine.now()
-        self._since[topic] = self._clock_ns()
+        at_once = not len(self._bands) and not self.under_pressure and self._has_time()
+        if not at_once or not self._serve(topic, 0.0, limits.YIELD_AFTER_NS - self._spent):
+            self._queue(topic, self._clock_ns(), self._engine.now())
+
+    def _queue(self, topic: Topic, came: int, came_ms: int | None) -> None:
+        topic.queued_ms = came_ms
+        self._since[topic] = came
         self._bands.put(topic, self._band(topic))
         self._work.set()
 
@@ -92,25 +99,46 @@ class Scheduler:
 
     def _serve_slice(self) -> bool:
         """Serve for about a millisecond; whether there may be more."""
-        until = self._clock_ns() + limits.YIELD_AFTER_NS
+        now = self._clock_ns()
+        until = now + limits.YIELD_AFTER_NS
         skip = LOW_BANDS if self.under_pressure else frozenset[int]()
-        while self._clock_ns() < until:
-            topic = self._bands.pop(skip)
-            if topic is None:
-                return False
-            came = self._since.pop(topic)
+        while (topic := self._bands.pop(skip)) is not None:
+            came, came_ms = self._since.pop(topic), topic.queued_ms
             topic.queued_ms = None
-            self._serve(topic, (self._clock_ns() - came) / 1e6)
-        return True
+            if not self._serve(topic, (now - came) / 1e6, until - now):
+                self._queue(topic, came, came_ms)  # behind the others of its band, and as old as before
+            now = self._clock_ns()
+            if now >= until:
+                return True
+        return False
 
-    def _serve(self, topic: Topic, waited_ms: float) -> None:
+    def _serve(self, topic: Topic, waited_ms: float, time_ns: int) -> bool:
+        """Have its readers look; whether all did. If they are many, only for as long as there is time."""
         began = self._clock_ns()
         self.waited_ms = waited_ms
         try:
-            topic.run_waiters()
+            if not (self._rounds and topic in self._rounds) and len(topic.waiters or ()) <= limits.WAKE_AT_ONCE:
+                topic.run_waiters()
+                return True
+            return self._go_round(topic, began + time_ns)
         finally:
             self.waited_ms = 0.0
             self._spent += self._clock_ns() - began
+
+    def _go_round(self, topic: Topic, until: int) -> bool:
+        waiting = self._rounds.get(topic)
+        if waiting is None:
+            waiting = self._rounds[topic] = deque(topic.take_waiters())
+        try:
+            while waiting:
+                waiting.popleft()()
+                if waiting and self._clock_ns() >= until:
+                    return False
+        except BaseException:
+            del self._rounds[topic]  # nobody would go on with it
+            raise
+        del self._rounds[topic]
+        return True
 
     def _has_time(self) -> bool:
         now = self._clock_ns()

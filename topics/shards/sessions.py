@@ -123,6 +123,8 @@ class Sessions:
         self.collect()
         session = self._find(head.wid)
         _check_owner(session, head.owner)
+        if session.call is not None and session.call.cancelled:
+            self._vacate(session)  # its connection is lost with so many streams that this one's turn has not come yet
         if head.cursors is not None and session.stream not in ("", head.stream):
             call.reply({"reason": "taken_over"})  # it lived through a restart, but a newer stream came before it
             return

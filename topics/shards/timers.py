@@ -2,11 +2,14 @@
 
 import heapq
 import logging
+import time
 from collections.abc import Callable
 from itertools import count
 from math import inf
 
 import trio
+
+from topics import limits
 
 log = logging.getLogger(__name__)
 TICK_S = 0.005  # what is due within the same tick is done together
@@ -56,18 +59,28 @@ class Timers:
         return timer
 
     async def run(self) -> None:
-        """Until cancelled. Asleep while nothing is due."""
+        """Until cancelled. Asleep while nothing is due; with much to do others get a turn every millisecond."""
         while True:
             now = trio.current_time()
-            while self._heap and (self._heap[0][0] <= now or self._heap[0][2].over):
-                timer = heapq.heappop(self._heap)[2]
-                if timer.over:
-                    self.over = max(0, self.over - 1)
-                try:
-                    timer.fire()
-                except Exception:  # it must not take the other timers with it
-                    log.exception("a timer failed")
+            if not self._fire_due(now):
+                await trio.lowlevel.checkpoint()
+                continue
             self._sooner = trio.Event()
             until = max(self._heap[0][0], now + TICK_S) if self._heap else inf
             with trio.move_on_at(until):
                 await self._sooner.wait()
+
+    def _fire_due(self, now: float) -> bool:
+        """Whether all that is due was done."""
+        until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
+        while self._heap and (self._heap[0][0] <= now or self._heap[0][2].over):
+            timer = heapq.heappop(self._heap)[2]
+            if timer.over:
+                self.over = max(0, self.over - 1)
+            try:
+                timer.fire()
+            except Exception:  # it must not take the other timers with it
+                log.exception("a timer failed")
+            if time.perf_counter_ns() > until:
+                return False
+        return True

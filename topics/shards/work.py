@@ -52,7 +52,11 @@ class WorkStream:
 
     @property
     def room(self) -> int:
-        return 0 if self._sending else max(0, self._max - self._queue.leases.streams.count(self.owner))
+        return (
+            0
+            if self._sending or self._call.finished
+            else max(0, self._max - self._queue.leases.streams.count(self.owner))
+        )
 
     def promise(self) -> None:
         """It waits for as long as its call is open."""

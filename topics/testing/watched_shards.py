@@ -49,10 +49,10 @@ def _watch_acks(store: Store, monitor: MonitoredFiles) -> None:
         monitor.note_write(frames[-1].lsn, wal.file_path(store.writer.number), store.writer.end_offset)
         written.append(frames[-1].lsn)
 
-    def watched_durable(lsn: int) -> None:
+    def watched_durable(lsn: int, *has_time: Any) -> bool:
         while written and written[0] <= lsn:
             monitor.check_acked(written.pop(0))
-        durable(lsn)
+        return durable(lsn, *has_time)
 
     store.write_group = watched_write_group  # type: ignore[method-assign]
-    store.engine.durable = watched_durable  # type: ignore[method-assign]
+    store.engine.durable = watched_durable  # type: ignore[method-assign, assignment]
