@@ -90,7 +90,7 @@ GROUPS_PER_SHARD_MAX = 10_000
 GROUP_CONSUMER_MAX = 128  # characters of a consumer's id
 GROUP_LEFT_MAX = 64  # consumers that a group remembers to have been taken over from
 GROUP_EVENTS_MIN = 1024  # events of the groups log before it is written anew
-GROUP_EVENTS_RECORD = 256  # groups that it then tells of in one record
+GROUP_EVENTS_RECORD = 32  # groups that it then tells of in one record, with each event that comes
 
 # --- blocks -------------------------------------------------------------------------------------------------------
 BLOCK_RECORDS_MAX = 256
