@@ -39,7 +39,8 @@ class Endings:
     def __init__(self, engine: "Engine") -> None:
         self._engine = engine
         self._behind: dict[Topic, _Line] = {}
-        self._more = trio.Event()
+        self._nursery: trio.Nursery | None = None
+        self._works = False
 
     def later(self, topic: Topic, command: Command, fail: Fail = lambda _: None) -> None:
         """Run a command when nothing of the topic is over any more, behind those that wait already. Its refusal goes to
@@ -49,7 +50,9 @@ class Endings:
             topic.held = []
             line.holds = True
         line.commands.append(lambda: self._engine.redo(command, fail))
-        self._more.set()
+        if self._nursery is not None and not self._works:
+            self._works = True
+            self._nursery.start_soon(self._work)
 
     async def wait(self, topic: Topic) -> None:
         """Until nothing of it is over."""
@@ -63,12 +66,17 @@ class Endings:
         while not self._engine.expire(topic):
             pass
 
-    async def run(self) -> None:
-        """Until cancelled. Who waits then gets no answer."""
-        while True:
-            self._more = trio.Event()
-            await in_slices(self.steps())
-            await self._more.wait()
+    def open(self, nursery: trio.Nursery) -> None:
+        """From now on there is a loop. It has a task for this only while a topic is behind; who waits when that is
+        cancelled gets no answer."""
+        self._nursery = nursery
+
+    def close(self) -> None:
+        self._nursery = None
+
+    async def _work(self) -> None:
+        await in_slices(self.steps())
+        self._works = False
 
     def steps(self) -> Iterator[None]:
         """Until no topic is behind, each of them in its turn."""

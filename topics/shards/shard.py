@@ -189,7 +189,7 @@ class Shard:
             nursery.start_soon(self._prepare_spares)
             nursery.start_soon(self._mark_idle)
             assert self.service is not None and self.store is not None
-            nursery.start_soon(self.store.engine.endings.run)
+            self.store.engine.endings.open(nursery)
             nursery.start_soon(self.service.polls.run)
             nursery.start_soon(self.service.sessions.keep_collecting)
             nursery.start_soon(self.service.scheduler.run)
@@ -201,6 +201,7 @@ class Shard:
             await stop.wait()
             await self._drain()
             nursery.cancel_scope.cancel()
+        self.store.engine.endings.close()
         await self._finish()
         if self._poisoned.is_set():  # asked to stop before it could end by itself: the end is not a clean one
             raise ShardPoisoned(self._reason)
