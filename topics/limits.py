@@ -156,6 +156,7 @@ RPC_HELLO_TIMEOUT_MS = 5_000
 RPC_JOIN_BYTES = 8 * KIB  # messages up to this size are copied into one send; larger ones go as separate buffers
 RPC_SEND_BATCH_BYTES = 512 * KIB  # one send takes at most this much, so that a new small message waits for no more
 RPC_SLICE_MESSAGES = 16  # requests a server handles before other tasks get a turn and the answers leave
+RPC_SLICE_NS = 2_000_000  # the same, of long ones; a turn costs more than most calls, so 16 short ones stay below
 RPC_SEND_WAIT_MS = 10_000  # a call that finds the send queue full this long is refused
 RPC_PARTIAL_BYTES = 2 * RPC_BODY_MAX  # unfinished bodies under way on one connection, one direction
 RPC_SWEEP_MS = 25  # deadlines fire at most this late, never early

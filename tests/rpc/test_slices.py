@@ -23,6 +23,7 @@ MANY = 50
 def small_steps(monkeypatch):
     """Others may go on after each call, so that no test depends on how fast the machine is."""
     monkeypatch.setattr(limits, "YIELD_AFTER_NS", -1)
+    monkeypatch.setattr(limits, "RPC_SLICE_NS", -1)
 
 
 def a_call(call_id: int, method: str = "wait") -> bytes:
@@ -52,7 +53,7 @@ async def test_calls_that_take_long_are_taken_one_a_turn(small_steps, nursery):
 
 
 async def test_many_quick_calls_are_taken_together(nursery, monkeypatch):
-    monkeypatch.setattr(limits, "YIELD_AFTER_NS", 10**15)
+    monkeypatch.setattr(limits, "RPC_SLICE_NS", 10**15)
     ours, theirs = trio.testing.memory_stream_pair()
     calls: list[Call] = []
     counts: list[int] = []

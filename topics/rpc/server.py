@@ -35,12 +35,11 @@ class ServerConnection(Link[Call]):
     async def _handle(self, messages: list[Message]) -> None:
         """Slice by slice: other tasks get their turn, and answers leave (and the peer works) while we still do."""
         outbox, queue_bytes = self.outbox, limits.RPC_SEND_QUEUE_BYTES
-        turn_ns = 2 * limits.YIELD_AFTER_NS  # so many usual calls as make up a slice fit in, on a busy machine, too
-        until = time.perf_counter_ns() + turn_ns if len(messages) > 1 else 0
+        until = time.perf_counter_ns() + limits.RPC_SLICE_NS if len(messages) > 1 else 0
         for done, message in enumerate(messages):
             if done and (done % limits.RPC_SLICE_MESSAGES == 0 or time.perf_counter_ns() > until):
                 await trio.lowlevel.checkpoint()
-                until = time.perf_counter_ns() + turn_ns
+                until = time.perf_counter_ns() + limits.RPC_SLICE_NS
             while outbox.queued_bytes > queue_bytes:
                 await self.room.park()
             if self.reason is not None:

@@ -132,9 +132,10 @@ def main(argv: list[str] | None = None) -> int:
     logs.inherit("shard")
     sys.setswitchinterval(limits.SWITCH_INTERVAL_S)  # else the committer waits 5 ms for the interpreter
     # A shard holds millions of objects and makes next to no cycles: full collections would stop the loop for seconds
-    # and find nothing. Young ones go on, each over a few thousand objects, which takes less than a millisecond; what
-    # lives is frozen after recovery and after each checkpoint. So a cycle that is left behind by what waits for long
-    # (a poll, a claim) is never freed: there must be none.
+    # and find nothing. Young ones go on, each over a few thousand objects: about a millisecond (more after tens of
+    # thousands of old ones were freed, which the interpreter sets off against new ones). What lives is frozen after
+    # recovery and after each checkpoint. So a cycle that is left behind by what waits for long (a poll, a claim) is
+    # never freed: there must be none.
     gc.set_threshold(*limits.GC_THRESHOLDS)
     share_one_heap()
     give_way()
