@@ -227,9 +227,9 @@ async def test_the_body_is_read_only_as_fast_as_the_app_takes_it():
 
 
 async def test_a_long_upload_to_the_app_arrives_whole():
-    async with serving(body_bytes=8 << 20) as bench, bench.client() as client:
-        await client.send(request("POST", COLD, b"y" * (6 << 20)))
-        assert json.loads((await client.response()).body)["size"] == 6 << 20
+    async with serving() as bench, bench.client() as client:
+        await client.send(request("POST", COLD, b"y" * limits.REQUEST_BODY_BYTES))
+        assert json.loads((await client.response()).body)["size"] == limits.REQUEST_BODY_BYTES
 
 
 async def test_bytes_that_arrive_during_a_request_are_bounded():

@@ -81,11 +81,15 @@ class Holdings:
         certain = nack.outcome == OK and lease.claim.ended < nack.began and nack.ended < op.began
         return certain and concerns(nack, lease)
 
+    def is_passed_on(self, lease: Lease, op: Op) -> bool:
+        """Whether another claim has certainly got the job after it, and before `op`; it may be of the same node."""
+        return any(lease.is_before(other) and other.claim.ended < op.began for other in self.leases[lease.seq])
+
     # --- perhaps over -----------------------------------------------------------------------------------------------
 
     def may_be_over(self, lease: Lease, op: Op) -> bool:
-        """Whether its job may have been free when `op` happened: by its deadline, a nack, or a crash."""
-        if self.may_be_forgotten(lease.claim.began, op.ended):
+        """Whether its job may have been free when `op` happened, or another's: by its deadline, a nack, or a crash."""
+        if self.may_be_forgotten(lease.claim.began, op.ended) or self.is_passed_on(lease, op):
             return True
         nacks = (nack for nack in self.nacks if nack is not op and concerns(nack, lease))
         if any(nack.overlaps(lease.claim.began, op.ended) for nack in nacks):

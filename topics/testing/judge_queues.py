@@ -89,16 +89,15 @@ class QueueJudge:
         lost = [claim for claim in self._held.lost_claims if claim.args["node"] == settle.args["node"]]
         if settle.args["lease_ids"] is None and any(claim.began < settle.ended for claim in lost):
             return  # that one may have given it the job
-        standing = [lease for lease in own if not self._is_stale(lease, leases, settle)]
+        standing = [lease for lease in own if not self._is_stale(lease, settle)]
         if not standing:
             self._wrong(f"job {seq} is no more of who speaks of it", settle)
         for epoch in set(settle.epochs):
             if seq in self._log.places[epoch]:
                 self._log.check_alive(epoch, seq, settle)
 
-    def _is_stale(self, lease: Lease, leases: list[Lease], settle: Op) -> bool:
+    def _is_stale(self, lease: Lease, settle: Op) -> bool:
         """Another has the job since, or nobody knows of the lease."""
-        passed_on = any(lease.is_before(other) and other.claim.ended < settle.began for other in leases)
         given_back = any(
             nack.outcome == OK
             and nack.ended < settle.began
@@ -107,7 +106,7 @@ class QueueJudge:
             for nack in self._held.nacks
             if nack is not settle
         )
-        return passed_on or given_back or self._held.is_forgotten(lease, settle)
+        return self._held.is_passed_on(lease, settle) or given_back or self._held.is_forgotten(lease, settle)
 
     def _check_skipped(self, settle: Op, seq: int) -> None:
         """Its word did not count, so it may have held the job no more."""
