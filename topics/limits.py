@@ -186,6 +186,7 @@ HTTP_JOIN_BYTES = 64 * KIB  # head and body up to this size leave as one buffer,
 HTTP_LINGER_BYTES = 16 * MIB  # read and dropped after a refusal, so that the client sees it instead of a reset
 WS_MESSAGE_BYTES = 8 * MIB  # one command of a WebSocket
 REQUEST_BODY_BYTES = 1 * MIB  # of a request that is no append; and of all in an append that is not its records
+APPEND_MEMBERS_MAX = 64  # of a large append, lists of records included
 BODY_PART_BYTES = 64 * KIB  # what comes in smaller parts is gathered to parts of about this size
 BODY_JOIN_BYTES = 1 * MIB  # a body up to this size is put together in the loop; of larger ones the parts are passed on
 HTTP_BODIES_BYTES = 512 * MIB  # of request bodies that one gateway holds at once

@@ -8,6 +8,7 @@ import json
 import h2.config
 import h2.connection
 import h2.events
+import pytest
 import quart
 import trio
 import wsproto
@@ -304,3 +305,8 @@ async def test_an_answer_over_http_2_before_the_body_is_complete():
         await http.flush()
         assert b"payload_too_large" in (await http.answer(1))[1]
         assert (await http.request("GET", "/v0/health"))[0][":status"] == "200"
+
+
+@pytest.mark.parametrize(("body_bytes", "message_bytes"), [(1024, 1024), (64 << 20, 8 << 20)])
+def test_a_websocket_message_is_bounded_whatever_an_append_may_be(body_bytes, message_bytes):
+    assert hypercorn_config(body_bytes).websocket_max_message_size == message_bytes

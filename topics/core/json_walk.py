@@ -13,7 +13,7 @@ _SCALAR = re.compile(rb'[^,:"{}\[\] \t\n\r]*+')
 _IN_STRING = re.compile(rb'(?:[^"\\]++|\\.)*+', re.DOTALL)
 _NO_BRACKET = re.compile(rb'(?:[^"{}\[\]]++|"(?:[^"\\]++|\\.)*+")*+', re.DOTALL)  # a string only if it is whole
 QUOTE = ord('"')
-OPEN, CLOSE = b"{[", b"}]"
+OPEN = b"{["
 
 
 class TooLong(ValueError):

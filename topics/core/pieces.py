@@ -33,7 +33,6 @@ from topics.core.json_walk import (
 from topics.errors import TopicsError, invalid
 
 GUESSES_MAX = 8  # for one cut
-MEMBERS_MAX = 64  # of the body, lists of records included
 EXPLAINED_BYTES = 2 * limits.MIB  # of text that cannot be walked through, shown to the decoder for its words
 _CUT = re.compile(
     rb"\}[ \t\n\r]*,(?=[ \t\n\r]*\{[ \t\n\r]*"
@@ -117,8 +116,8 @@ class _Pieces(Generic[Record, Rest]):
         if byte_at(body, at) != QUOTE:
             raise Malformed(at)
         self._count += 1
-        if self._count > MEMBERS_MAX:
-            raise invalid(f"the body has more than {MEMBERS_MAX} members")
+        if self._count > limits.APPEND_MEMBERS_MAX:
+            raise invalid(f"the body has more than {limits.APPEND_MEMBERS_MAX} members")
         try:
             key_end = end_of_string(body, at, limits.REQUEST_BODY_BYTES)
             value = skip_space(body, behind(body, skip_space(body, key_end), b":"))
