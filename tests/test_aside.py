@@ -43,6 +43,39 @@ def test_only_threads_of_large_work_are_lowered(gives_way, said):
     assert done.stdout.strip() == said
 
 
+TURNS = """
+import ctypes, os, struct, trio
+from topics.aside import _SCHED_ATTR, _SCHED_SETATTR, give_way, run_aside
+
+
+def turn():
+    attr = ctypes.create_string_buffer(_SCHED_ATTR.size)
+    number = _SCHED_SETATTR[os.uname().machine] + 1  # sched_getattr
+    assert ctypes.CDLL(None).syscall(number, 0, attr, len(attr), 0) == 0
+    return _SCHED_ATTR.unpack(attr.raw)[5]
+
+
+async def main():
+    print(turn(), await trio.to_thread.run_sync(turn), await run_aside(turn))
+
+
+give_way()
+trio.run(main)
+"""
+
+
+def has_turns():
+    release = tuple(int(part) for part in os.uname().release.split(".")[:2] if part.isdigit())
+    return sys.platform == "linux" and release >= (6, 12) and os.uname().machine in aside._SCHED_SETATTR
+
+
+@pytest.mark.skipif(not has_turns(), reason="before Linux 6.12 a thread cannot say how long its turns should be")
+def test_turns_are_short_but_for_large_work():
+    done = subprocess.run([sys.executable, "-c", TURNS], capture_output=True, check=True)
+    short, long = limits.SHORT_TURN_NS, limits.LARGE_WORK_TURN_NS
+    assert [int(turn) for turn in done.stdout.split()] == [short, short, long]
+
+
 @pytest.fixture(params=[False, True], ids=["trio's threads", "our own"])
 def threads(request, monkeypatch):
     monkeypatch.setattr(limits, "LARGE_WORK_NICE", 0)

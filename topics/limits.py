@@ -26,6 +26,7 @@ BATCH_BYTES_DEFAULT = 1 * MIB
 BATCH_BYTES_MAX = 8 * MIB
 LIST_PAGE_DEFAULT = 100
 LIST_PAGE_MAX = 1000
+LIST_STEP = 100  # topics of a page that are looked at in one step
 
 # --- live delivery ------------------------------------------------------------------------------------------------
 WATCH_TOPICS_HARD_MAX = 4096  # what an operator may set for one session, or one WebSocket
@@ -77,12 +78,16 @@ REDRIVE_STEP = 256  # dead letters that begin their way back in one step
 REDRIVE_WAIT_MS = 15_000  # it answers after this long at the latest; what is under way then goes on
 LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
 KEPT_AT_ONCE = 512  # jobs of which the leases log is told in one step when it begins to have those of a queue
+KEPT_PART = 512  # entries of jobs in one event, where the leases log is told of more
 GIVE_BACK_STEP = 512  # jobs that are given back in one step when the stream that holds them is gone
 SETTLE_STEP = 256  # jobs of a queue that become free in one step
-PASS_JOBS = 1024  # jobs that are dealt in one step, except to one who wants more; each who gets some counts as 32
+PASS_JOBS = 1024  # jobs that are dealt in one step; each who gets some counts as 32, and each with a line as two
+PORTION_JOBS = PASS_JOBS // 2  # of these, to one who wants more than that: the rest comes in further steps
+LOSE_STEP = 64  # of those who wait for a queue that is deleted are told in one step
+COHORT_STEP = 512  # of those who are served together it is asked in one step how much they want
 PASS_STEP = 512  # entries that no longer stand, and blocks without a job, that a pass looks past
 OVERDUE_STEP = 1024  # jobs that a pass leaves to later ones, as they are due for the dead-letter topic
-FORGET_STEP = 1024  # jobs that are gone and of which a queue forgets what it knew, in one step
+FORGET_STEP = 512  # jobs that are gone and of which a queue forgets what it knew, in one step
 
 # --- consumer groups ----------------------------------------------------------------------------------------------
 GROUPS_PER_TOPIC_MAX = 1000
@@ -156,7 +161,8 @@ RPC_HELLO_TIMEOUT_MS = 5_000
 RPC_JOIN_BYTES = 8 * KIB  # messages up to this size are copied into one send; larger ones go as separate buffers
 RPC_SEND_BATCH_BYTES = 512 * KIB  # one send takes at most this much, so that a new small message waits for no more
 RPC_SLICE_MESSAGES = 16  # requests a server handles before other tasks get a turn and the answers leave
-RPC_SLICE_NS = 2_000_000  # the same, of long ones; a turn costs more than most calls, so 16 short ones stay below
+RPC_SLICE_NS = 1_000_000  # the same, of long ones; a turn costs more than most calls, so 16 short ones stay below
+RPC_DECODE_BYTES = 16 * KIB  # of small messages that are decoded before others have a turn
 RPC_SEND_WAIT_MS = 10_000  # a call that finds the send queue full this long is refused
 RPC_PARTIAL_BYTES = 2 * RPC_BODY_MAX  # unfinished bodies under way on one connection, one direction
 RPC_SWEEP_MS = 25  # deadlines fire at most this late, never early
@@ -243,7 +249,11 @@ FIRST_ANSWER_TIMES = (
 
 # --- the shard's loop ---------------------------------------------------------------------------------------------
 YIELD_AFTER_NS = 1_000_000
+TAKE_IN_NS = 100  # for a record of a large write, when it is durable
+CROWD_NS = 300_000  # for commands that waited together, beside what else there is in a turn
 GC_THRESHOLDS = (2_000, 0, 1_000_000)  # of a shard: net new objects, then every other time the ones before them, too
+GC_CALLS = 128  # after so many there is a young collection, while much waits (topics/shards/young.py)
+GC_IN_FLIGHT = 256  # frames of the log that are not durable: so much
 INLINE_VIEWS = 2  # blocks whose records are rendered one by one (with tags, without meta …) in the step of a read
 INLINE_HOLES = 8  # blocks that records may be missing from, rendered in such a step
 WAKE_AT_ONCE = 16  # readers of one topic that are woken without a look at the clock
@@ -253,6 +263,8 @@ INLINE_RECORDS = 300  # a millisecond of the loop, with tags or meta
 INLINE_PLAIN_RECORDS = 1_000  # the same of data alone
 PIECE_BYTES = 256 * KIB  # of a large body that are decoded at once
 LARGE_WORK_NICE = 10  # how far threads that do large work give way to all others; see topics/aside.py
+LARGE_WORK_TURN_NS = 20_000_000  # for how long such a thread would like to have a processor
+SHORT_TURN_NS = 100_000  # and for how long everybody else; the least that Linux knows
 INLINE_DELETES = 256  # matches that are deleted in one turn of the loop; more are counted in slices
 DELETE_BYTES_MAX = 64 * MIB  # the seqs of one match delete, encoded
 SHARD_BODIES_BYTES = 256 * MIB  # of large bodies that wait for a thread or for one another in one shard

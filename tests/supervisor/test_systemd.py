@@ -305,10 +305,10 @@ def test_what_a_restart_cannot_mend_is_not_tried_again():
     assert int(found(r"^StartLimitBurst=(\d+)$", text)) > 1
 
 
-def test_the_service_may_lower_the_priority_of_its_threads():
-    """Allowed again after the group that it belongs to was taken away; without it large work would not give way."""
+def test_the_service_may_lower_the_priority_of_its_threads_and_shorten_their_turns():
+    """Allowed again after the group that both belong to was taken away; without them large work would not give way."""
     filters = re.findall(r"^SystemCallFilter=(.*)$", (DEPLOY / "topics.service").read_text(), re.M)
-    assert filters[-2:] == ["~@privileged @resources", "setpriority"]
+    assert filters[-2:] == ["~@privileged @resources", "setpriority sched_setattr"]
 
 
 def test_the_keys_are_in_one_place():

@@ -64,6 +64,11 @@ def test_a_fork_looks_like_any_child(serve):
     assert not any(link.endswith("LOCK") for link in targets(template))
 
 
+def test_lists_of_processes_do_not_show_the_room_for_other_command_lines(serve):
+    template = template_of(serve())
+    assert b" " not in Path(f"/proc/{template}/cmdline").read_bytes()
+
+
 def test_gateways_do_not_share_what_belongs_to_one_process(serve):
     server = serve(gateways=2)
     ids = [httpx.get(f"{server.url}/v0/health").headers["x-request-id"] for _ in range(60)]

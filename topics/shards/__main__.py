@@ -71,9 +71,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
-async def _stop_when_orphaned(lifeline: int, stop: trio.Event) -> None:
+async def _stop_when_orphaned(lifeline: int, shard: Shard, stop: trio.Event) -> None:
     await orphaned(lifeline)
     log.warning("the supervisor is gone; stopping")
+    shard.orphaned = True
     stop.set()
 
 
@@ -116,7 +117,7 @@ async def serve(args: argparse.Namespace) -> None:
         shard = Shard(_files(args), bounds, slot=slot, peers=peers, cold=_cold_files(args))
         nursery.start_soon(stop_on_signal, stop)
         if args.lifeline is not None:
-            nursery.start_soon(_stop_when_orphaned, args.lifeline, stop)
+            nursery.start_soon(_stop_when_orphaned, args.lifeline, shard, stop)
         await nursery.start(serve_unix, args.socket, shard.handlers)
         try:
             await shard.run(stop)
@@ -127,9 +128,8 @@ async def serve(args: argparse.Namespace) -> None:
         nursery.cancel_scope.cancel()
 
 
-def main(argv: list[str] | None = None) -> int:
-    args = parse_args(argv)
-    logs.inherit("shard")
+def settle_in() -> None:
+    """Make the interpreter that of a shard."""
     sys.setswitchinterval(limits.SWITCH_INTERVAL_S)  # else the committer waits 5 ms for the interpreter
     # A shard holds millions of objects and makes next to no cycles: full collections would stop the loop for seconds
     # and find nothing. Young ones go on, each over a few thousand objects: about a millisecond (more after tens of
@@ -139,6 +139,12 @@ def main(argv: list[str] | None = None) -> int:
     gc.set_threshold(*limits.GC_THRESHOLDS)
     share_one_heap()
     give_way()
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_args(argv)
+    logs.inherit("shard")
+    settle_in()
     status = 0
     try:
         trio.run(serve, args)

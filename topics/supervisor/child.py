@@ -86,7 +86,7 @@ class Child:
             "kind": self.kind,
             "index": self.index,
             "pid": self.pid,
-            "state": self.state.name.lower(),
+            "state": self.condition,
             "restarts": self.restarts,
             "started_ms": self.started_ms,
             "replay_progress": round(self.progress, 3),

@@ -37,6 +37,7 @@ class Request(msgspec.Struct, frozen=True):
 
 def main() -> int:
     gc.disable()  # what is imported stays: there is nothing to collect
+    show(sys.orig_argv[:-1])  # without the room for longer ones
     control = socket.socket(fileno=int(sys.argv[1]))
     programs = {name: import_module(name) for name in PROGRAMS}
     gc.freeze()  # else a fork's collector would write to everything that is shared, and so copy it
