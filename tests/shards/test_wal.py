@@ -215,6 +215,24 @@ def test_a_spare_is_zeros_and_made_once():
     assert files.calls == calls
 
 
+def test_a_spare_goes_to_the_disk_little_at_a_time():
+    """Else the syncs of all logs would wait behind the whole of it."""
+    files = FaultyFiles()
+    writer_on(files)
+    begun = len(files.trace)
+    wal.prepare_spare(files, 3 * limits.MIB)
+    steps = [line.split()[0] for line in files.trace[begun:] if "spare-0.tmp" in line]
+    assert steps == ["unlink", "create", *["write_at", "sync"] * 3, "rename"]
+
+
+def test_a_spare_that_nobody_will_need_is_given_up():
+    files = FaultyFiles()
+    writer_on(files)
+    asked = iter([True, True, False])
+    wal.prepare_spare(files, 8 * limits.MIB, go_on=lambda: next(asked))
+    assert names(files) == ["0000000001.wal"]
+
+
 def test_a_spare_whose_room_goes_meanwhile_leaves_no_litter():
     files = FaultyFiles()
     writer_on(files)

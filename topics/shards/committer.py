@@ -82,7 +82,8 @@ class Committer:
         self._busy = False
         self._scheduled = False
         self._dead = False
-        self._applying = False  # there is more of what is durable than fitted into a turn
+        self._applying = False  # there is more of what is durable, or may go on, than fitted into a turn
+        self._engine.crowds.on_more = self._go_on
         self._synced = trio.Event()
         self.rotated = trio.Event()
         self.sync_times = SyncTimes()
@@ -97,13 +98,22 @@ class Committer:
             self._at_end_of_turn(self._hand_over)
 
     async def flushed(self, lsn: int | None = None) -> None:
-        """Wait until everything up to `lsn`, or that was ever queued, is durable. Returns if the log has failed."""
-        while self._engine.log.durable_lsn < (self._engine.log.last_lsn if lsn is None else lsn) and not self._dead:
+        """Wait until everything up to `lsn` is durable; without it until nothing is under way: all that was ever queued
+        is, and what waited for it has gone on. Returns if the log has failed."""
+        engine = self._engine
+        while not self._dead:
+            below = engine.log.last_lsn if lsn is None else lsn
+            if engine.log.durable_lsn >= below and not (lsn is None and engine.crowds.waits):
+                break
             await self._synced.wait()
+
+    def end(self) -> None:
+        """From now on nothing is written any more but what the thread was given before."""
+        self._groups.put(None)
 
     def stop(self) -> None:
         """End the thread after what it was given; blocks until it has ended."""
-        self._groups.put(None)
+        self.end()
         self._thread.join()
 
     def _hand_over(self) -> None:
@@ -138,10 +148,22 @@ class Committer:
         if not self._applying:
             self._apply()
 
+    def _go_on(self) -> None:
+        if not self._applying:
+            self._applying = True
+            self._tell(self._apply)
+
     def _apply(self) -> None:
-        """Let what is durable happen: now, if that fits a millisecond, else the rest in the next turns of the loop."""
+        """Let what is durable happen: now, if that fits a millisecond, else the rest in the next turns of the loop. So
+        with those who waited for something else."""
+        self._applying = True
         until = time.perf_counter_ns() + limits.YIELD_AFTER_NS
-        self._applying = not self._engine.durable(self._engine.log.synced_lsn, lambda: time.perf_counter_ns() < until)
+
+        def has_time(records: int) -> bool:
+            return time.perf_counter_ns() + records * limits.TAKE_IN_NS < until
+
+        applied = self._engine.durable(self._engine.log.synced_lsn, has_time)
+        self._applying = not (self._engine.crowds.run() and applied)
         self._wake_flushers()
         if self._applying:
             self._tell(self._apply)

@@ -33,6 +33,11 @@ class LogQueue:
         self._for_sync: deque[tuple[int, Callable[[], None]]] = deque()
 
     @property
+    def ends_idle(self) -> bool:
+        """The last frame is a mark that nothing acked is at risk."""
+        return self.last_lsn == self.idle_lsn
+
+    @property
     def last_lsn(self) -> int:
         """The lsn of the newest frame, durable or not."""
         return self._next_lsn - 1
@@ -99,7 +104,7 @@ class LogQueue:
         self.durable_lsn = max(self.durable_lsn, min(lsn - 1, self.synced_lsn))
         waiting = self._for_sync
         while waiting and waiting[0][0] <= self.durable_lsn:
-            if not has_time():
+            if not has_time(0):
                 return False
             waiting.popleft()[1]()
         return self.durable_lsn == self.synced_lsn

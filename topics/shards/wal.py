@@ -32,7 +32,7 @@ synced: a named file without a readable header is damaged, never torn.
 import errno
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -213,8 +213,9 @@ def spares(files: Files) -> list[str]:
     return [name for name in files.list(DIRECTORY) if name.startswith("spare-") and not name.endswith(".tmp")]
 
 
-def prepare_spare(files: Files, size: int = limits.WAL_FILE_BYTES) -> None:
-    """Fill a file with zeros ahead of need, so that the committer finds it ready. Runs beside the committer."""
+def prepare_spare(files: Files, size: int = limits.WAL_FILE_BYTES, *, go_on: Callable[[], bool] = lambda: True) -> None:
+    """Fill a file with zeros ahead of need, so that the committer finds it ready. Runs beside the committer, and syncs
+    little at a time: 64 MiB on their way to the disk would hold up every sync of every log for many milliseconds."""
     if spares(files) or files.free_bytes() < size + limits.SPACE_SHORT_BYTES:
         return  # the last of the room is for records
     tmp = f"{DIRECTORY}/spare-0.tmp"
@@ -223,8 +224,11 @@ def prepare_spare(files: Files, size: int = limits.WAL_FILE_BYTES) -> None:
     try:
         step = limits.MIB
         for offset in range(0, size, step):
+            if not go_on():
+                files.unlink(tmp)
+                return
             file.write_at(offset, [bytes(min(step, size - offset))])
-        file.sync()
+            file.sync()
     except OSError:
         files.unlink(tmp)  # a full disk needs the room more than the log needs a spare
         raise
