@@ -200,3 +200,35 @@ def test_stored_keys_are_dropped_in_pieces():
     assert max(map(len, drop_older(stored, 1000))) == 36 * RUN_KEYS
     assert list(drop_older(stored, 1001)) == [bytes(stored[-36:])]
     assert list(drop_older(stored, 2001)) == []
+
+
+def test_a_large_lot_is_found_at_once_and_takes_its_place_a_few_keys_at_a_time():
+    table = KeyTable()
+    for n in range(0, 3000, 3):
+        table.put(digest(n), b"old %d" % n)
+    lot = {digest(n): b"new %d" % n for n in range(2000)}
+    table.put_all(keytable.spread(lot, lot.values()))
+    assert table.put(digest(1), b"newer") == b"new 1"
+    taken = lot[digest(2)]
+    assert table.discard(digest(2), taken) is False
+    expected = {digest(n): b"old %d" % n for n in range(0, 3000, 3)} | lot | {digest(1): b"newer"}
+    del expected[digest(2)]
+    steps = 0
+    while True:
+        assert {key: table.get(key) for key in map(digest, range(3000))} == {
+            key: expected.get(key) for key in map(digest, range(3000))
+        }
+        if not table.has_lots:
+            break
+        table.merge(200)
+        steps += 1
+    assert steps > 5
+    assert len(table) == len(expected)
+
+
+def test_lots_that_nobody_merges_do_not_pile_up():
+    table, lots = KeyTable(), 3 * keytable.LOTS_MAX
+    for n in range(lots):
+        table.put_all(keytable.spread([digest(n)], [b"%d" % n]))
+        assert len(table._lots) <= keytable.LOTS_MAX
+    assert [table.get(digest(n)) for n in range(lots)] == [b"%d" % n for n in range(lots)]

@@ -1,5 +1,6 @@
 """Records that wait for a time, against a plain dict of them."""
 
+from array import array
 from itertools import pairwise
 
 from hypothesis import given
@@ -7,6 +8,7 @@ from hypothesis import strategies as st
 
 from tests.core.strategies import many
 from topics.core import timetable
+from topics.core.extras import Times
 from topics.core.ranges import SeqRanges
 from topics.core.timetable import Timetable
 
@@ -14,6 +16,8 @@ steps = st.lists(
     st.one_of(
         st.tuples(st.just("add"), st.integers(1, 3), st.integers(1, 400)),  # a gap to the seq before, a time
         st.tuples(st.just("run"), st.integers(1, 700), st.integers(1, 400)),  # so many neighbours of one time
+        st.tuples(st.just("block"), st.integers(1, 256), st.integers(1, 400)),  # neighbours, of times from this one on
+        st.tuples(st.just("gaps"), st.integers(1, 256), st.integers(1, 400)),  # the same, every other one
         st.tuples(st.just("drop"), st.integers(0, 900), st.integers(0, 600)),
         st.tuples(st.just("scatter"), st.integers(0, 900), st.integers(2, 300)),  # a seq of so many
         st.tuples(st.just("cut"), st.integers(0, 2000), st.just(0)),
@@ -38,6 +42,13 @@ def test_what_is_due_comes_once_and_what_was_dropped_does_not(steps):
                 last += 1
                 table.add(last, value)
                 waiting[last] = value
+        elif what in ("block", "gaps"):
+            gap = 1 if what == "block" else 2
+            times = Times(array("H", range(0, number * gap, gap)), array("Q", range(value, value + number)))
+            table.add_all(times.seqs(last + 1), times.when, *times.bounds)
+            waiting |= {last + 1 + index: when for index, when in times}
+            last += number * gap
+            times.add(300, 0)  # it may grow, and nobody minds
         elif what == "drop":
             table.drop_range(number, number + value)
             waiting = {seq: due for seq, due in waiting.items() if not number <= seq <= number + value}
@@ -120,3 +131,12 @@ def test_one_long_range_is_forgotten_many_pages_a_step(monkeypatch):
     counts.append(table.count)
     assert max(before - after for before, after in pairwise(counts)) <= timetable.DROP_STEP * 4 * timetable.PAGE
     assert counts[-1] == 10 + timetable.PAGE
+
+
+def test_one_that_is_given_up_comes_apart_in_small_pieces():
+    table, pages = Timetable(), 3 * timetable.FREE_STEP + 1
+    for seq in range(1, timetable.PAGE * pages + 1):
+        table.add(seq, 1)
+    pieces = table.take_apart()
+    assert [len(piece) for piece in pieces] == [timetable.FREE_STEP] * 3 + [1]
+    assert (table.count, table.first, table.pop_due(10)) == (0, None, [])

@@ -13,7 +13,8 @@ from topics.errors import TopicsError
 from topics.rpc import Call, serve
 from topics.rpc.deadlines import LOOK_AGAIN_S, TICK_S, Deadlines
 from topics.rpc.server import ServerConnection
-from topics.rpc.wire import CALL, REPLY, Decoder, encode, hello, pack_head
+from topics.rpc.transport import receiver_of
+from topics.rpc.wire import CALL, HEADER_BYTES, REPLY, Decoder, encode, hello, pack_head
 from topics.testing.rpc_pair import rpc_pair, until
 
 MANY = 50
@@ -260,3 +261,25 @@ async def test_deadlines_that_pass_together_are_seen_to_a_few_a_step(small_steps
     while REPLY not in kinds:
         kinds += [kind for kind, *_ in answers.feed(bytes(await lost.ours.receive_some()))]
     nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("piece", [1, 40, 300, 16 * 1024])
+async def test_what_is_read_at_once_is_decoded_in_pieces_and_nothing_is_lost(monkeypatch, piece):
+    """Small messages, and one that is large, in one read of a socket."""
+    monkeypatch.setattr(limits, "RPC_DECODE_BYTES", piece)
+    messages: list[Any] = [(CALL, number + 1, ["wait", None, 0, {}], b"x" * number) for number in range(MANY)]
+    messages.insert(20, (CALL, 1000, ["wait", None, 0, {}], b"y" * 40_000))
+    sent = b"".join(encode(kind, call_id, pack_head(head), body) for kind, call_id, head, body in messages)
+    assert len(sent) < limits.RPC_READ_BYTES
+    ours, theirs = trio.socket.socketpair()
+    with ours, theirs:
+        receive = receiver_of(trio.SocketStream(theirs), Decoder())
+        await ours.send(sent)
+        found: list[Any] = []
+        most = 0
+        while len(found) < len(messages):
+            got = await receive()
+            most = max(most, len(got))
+            found += got
+    assert found == messages
+    assert most <= 2 + piece // HEADER_BYTES

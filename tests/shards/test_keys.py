@@ -69,7 +69,9 @@ def test_keys_of_an_abandoned_checkpoint_are_stored_by_the_next(driver: Driver):
     for _ in work.capture():
         pass
     write_keys(driver, "t", MANY + 3)
-    work.abandon()
+    for _ in work.abandon():
+        pass
+    work.remove_litter()
     driver.checkpoint()
     stored = snapshot.read_snapshot(driver.store.files).keys
     assert [len(keys) for keys in stored.values()] == [36 * (MANY + 3)]

@@ -122,12 +122,12 @@ class KeyWindow:
 
     @property
     def untidy(self) -> bool:
-        """Whether there are forgotten keys in the table."""
-        return bool(self._old or (self._runs and self._runs[0].swept < self._runs[0].gone))
+        """Whether there are forgotten keys in the table, or some that are not in their place yet."""
+        return bool(self._table.has_lots or self._old or (self._runs and self._runs[0].swept < self._runs[0].gone))
 
     def tidy(self) -> bool:
-        """Take some of those out; whether there are more."""
-        left = TIDY_STEP
+        """Take some of those out, or put them there; whether there are more."""
+        left = self._table.merge(TIDY_STEP)
         while left and self.untidy:
             run = self._old[-1] if self._old else self._runs[0]
             upto = min(run.gone, run.swept + left)

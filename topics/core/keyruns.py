@@ -64,6 +64,7 @@ class NewKeys(NamedTuple):
     packed: bytes
     runs: list[Run]
     spread: Spread
+    digests: frozenset[bytes]
 
 
 def prepare(dedups: Dedups, first_seq: int, ts: int) -> NewKeys:
@@ -74,7 +75,7 @@ def prepare(dedups: Dedups, first_seq: int, ts: int) -> NewKeys:
     for at in range(0, len(digests), RUN_KEYS):
         some = digests[at : at + RUN_KEYS]
         runs.append(Run(some, values[at : at + RUN_KEYS], [ts] * len(some)))
-    return NewKeys(pack_dedups(dedups), runs, spread(digests, values))
+    return NewKeys(pack_dedups(dedups), runs, spread(digests, values), frozenset(digests))
 
 
 def pack_dedups(dedups: Dedups) -> bytes:

@@ -11,7 +11,10 @@ PLACES = 256
 SPREAD_AT = 4096  # keys; moving them takes about a millisecond
 _BEGINNINGS = 1 << 16  # of digests: two bytes
 
+LOTS_MAX = 16  # that wait to be merged; nobody writes more before somebody has come by
+
 Spread = dict[int, dict[bytes, bytes]]  # what is to be put, by place
+_NOTHING: dict[bytes, bytes] = {}
 
 
 def _lay_out() -> bytes:
@@ -35,46 +38,86 @@ def spread(digests: Iterable[bytes], values: Iterable[bytes]) -> Spread:
 
 
 class KeyTable:
-    """Another thread may `get` while the loop changes it: it finds a key that stays, and none that is not there."""
+    """Another thread may `get` while the loop changes it: it finds a key that stays, and none that is not there.
 
-    __slots__ = ("_parts",)
+    Keys that come in a large lot stay in that at first, where they are found as well; `merge` takes them over, a few at
+    a time."""
+
+    __slots__ = ("_lots", "_parts")
 
     def __init__(self) -> None:
         self._parts: list[dict[bytes, bytes]] = [{}]
+        self._lots: tuple[Spread, ...] = ()  # the newest first; what is in one stands for what older ones have
 
     def __len__(self) -> int:
-        return sum(map(len, self._parts))
+        """One that came again after it was forgotten may count twice."""
+        return sum(map(len, self._parts)) + sum([len(part) for lot in self._lots for part in lot.values()])
 
     def get(self, digest: bytes) -> bytes | None:
+        place = _PLACE_OF[digest[0] << 8 | digest[1]]
+        for lot in self._lots:
+            value = lot.get(place, _NOTHING).get(digest)
+            if value is not None:
+                return value
         parts = self._parts
-        return parts[_PLACE_OF[digest[0] << 8 | digest[1]] if len(parts) > 1 else 0].get(digest)
+        return parts[place if len(parts) > 1 else 0].get(digest)
 
     def put(self, digest: bytes, value: bytes) -> bytes | None:
         """What it takes the place of."""
-        parts = self._parts
-        part = parts[_PLACE_OF[digest[0] << 8 | digest[1]] if len(parts) > 1 else 0]
-        before = part.get(digest)
+        before, parts = self.get(digest), self._parts
+        place = _PLACE_OF[digest[0] << 8 | digest[1]]
+        part = parts[place if len(parts) > 1 else 0]
         part[digest] = value
+        for lot in self._lots:
+            lot.get(place, _NOTHING).pop(digest, None)
         if len(part) > SPREAD_AT and len(parts) == 1:
             self._spread()
         return before
 
     def put_all(self, many: Spread) -> None:
-        if len(self._parts) == 1 and len(self._parts[0]) + sum(map(len, many.values())) > SPREAD_AT:
-            self._spread()
+        """It is the table's from now on."""
+        if len(self._lots) >= LOTS_MAX:
+            while self._merge_place(self._lots[-1]):
+                pass
+        self._lots = many, *self._lots
+
+    @property
+    def has_lots(self) -> bool:
+        return bool(self._lots)
+
+    def merge(self, keys: int) -> int:
+        """Take over about so many that came in lots; how many are left to do of them."""
+        while self._lots and keys > 0:
+            keys -= self._merge_place(self._lots[-1]) or 1
+        return max(0, keys)
+
+    def _merge_place(self, oldest: Spread) -> int:
+        """One place of it; how many keys that were. 0 if it was the last, and the lot is gone."""
         parts = self._parts
-        for place, added in many.items():
-            parts[place if len(parts) > 1 else 0].update(added)
+        if len(parts) == 1 and len(parts[0]) + sum(map(len, oldest.values())) > SPREAD_AT:
+            self._spread()
+            return len(parts[0]) + 1
+        for place, added in oldest.items():
+            parts[place if len(parts) > 1 else 0].update(added)  # first: at no time it is nowhere
+            del oldest[place]
+            return len(added) + 1
+        self._lots = self._lots[:-1]
+        return 0
 
     def discard(self, digest: bytes, value: bytes) -> bool:
         """Unless something else has taken its place. Whether much memory was given back with it."""
         parts = self._parts
-        place = _PLACE_OF[digest[0] << 8 | digest[1]] if len(parts) > 1 else 0
-        part = parts[place]
+        place = _PLACE_OF[digest[0] << 8 | digest[1]]
+        for lot in self._lots:
+            if lot.get(place, _NOTHING).get(digest) is value:
+                del lot[place][digest]
+                return False
+        at = place if len(parts) > 1 else 0
+        part = parts[at]
         if part.get(digest) is value:
             del part[digest]
             if not part:
-                parts[place] = {}  # an empty dict keeps the room it had
+                parts[at] = {}  # an empty dict keeps the room it had
                 return True
         return False
 

@@ -10,12 +10,12 @@ Very many may be over at the same moment. They are taken a step at a time, each 
 looks at the topic before it is done (topics/shards/endings.py).
 """
 
-from collections.abc import Iterable
 from math import inf
 from typing import TYPE_CHECKING
 
 from topics.core.bits import runs
 from topics.core.deletion import selected_in
+from topics.core.extras import Times
 from topics.core.leases import leases_of
 from topics.core.ranges import SeqRanges
 from topics.core.timetable import Timetable
@@ -27,12 +27,11 @@ if TYPE_CHECKING:
 RANGES_MAX = 512
 
 
-def note(topic: "Topic", first_seq: int, expiries: Iterable[tuple[int, int]]) -> None:
-    """Records that come in, with higher seqs than all before: by index, with the time of each."""
-    for index, when in expiries:
-        if topic.expiries is None:
-            topic.expiries = Timetable()
-        topic.expiries.add(first_seq + index, when)
+def note(topic: "Topic", first_seq: int, expiries: Times) -> None:
+    """Records that come in, with higher seqs than all before: those of a block."""
+    if topic.expiries is None:
+        topic.expiries = Timetable()
+    topic.expiries.add_all(expiries.seqs(first_seq), expiries.when, *expiries.bounds)
 
 
 def are_over(topic: "Topic", now_ms: int) -> bool:
@@ -98,4 +97,6 @@ def recall(topic: "Topic") -> None:
     for chunk in topic.chunks:
         expiries, chunk.expiries = chunk.expiries, None
         if expiries is not None:
-            note(topic, chunk.first_seq, [(index, when) for index, when in expiries if not chunk.dead >> index & 1])
+            alive = expiries.without(chunk.dead)
+            if alive.at:
+                note(topic, chunk.first_seq, alive)

@@ -8,7 +8,7 @@ come to very many is done a page at a time, and the caller says when it is enoug
 from array import array
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, compress, islice
 from math import inf
@@ -20,7 +20,9 @@ from topics.core.ranges import SeqRanges
 PAGE = 256
 DROP_STEP = 4  # pages, of many ranges
 CUT_STEP = 128  # pages, of one range
+FREE_STEP = 32  # pages that are freed together
 FRONT_STEP = 512  # pages that are forgotten at the front in one go
+ALONE = 32  # so many that come together get a page of their own
 STALE_MIN = 1024  # entries of the heap that may be stale whatever there is
 _first_seq = attrgetter("first_seq")
 _last_seq = attrgetter("last_seq")
@@ -79,6 +81,21 @@ class Timetable:
         page.left |= 1 << len(page.seqs) - 1
         self.count += 1
 
+    def add_all(self, seqs: Sequence[int], dues: "array[int]", soonest: int, latest: int) -> None:
+        """Those of a block at once: a hundred times as fast. The last two are the earliest and the latest of `dues`."""
+        if not ALONE <= len(seqs) <= PAGE:
+            for seq, due in zip(seqs, dues, strict=True):
+                self.add(seq, due)
+            return
+        page = self._page_of[seqs[0]] = _Page(seqs[0])
+        page.seqs = array("Q", seqs)
+        page.dues = dues[:]  # a block may grow
+        page.left = span(0, len(seqs))
+        page.soonest, page.latest = soonest, latest
+        self._pages.append(page)
+        heappush(self._heap, (soonest, page.first_seq))
+        self.count += len(seqs)
+
     @property
     def first(self) -> int | None:
         """Nothing is due before this time."""
@@ -117,6 +134,12 @@ class Timetable:
                 page.soonest = min(compress(page.dues, spread(page.left)))
                 heappush(self._heap, (page.soonest, first_seq))
             yield page, gone
+
+    def take_apart(self) -> list[list[_Page]]:
+        """What there is in pieces, none of which takes long to free; nothing waits any more."""
+        pages, self._pages, self._page_of, self._heap, self.count = self._pages, [], {}, [], 0
+        self._dropping.clear()
+        return [pages[at : at + FREE_STEP] for at in range(0, len(pages), FREE_STEP)]
 
     def drop_range(self, first: int, last: int) -> None:
         """Forget these seqs, whatever their time. Costs little, however many there are."""

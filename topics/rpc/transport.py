@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 import trio
-from trio.lowlevel import wait_readable, wait_writable
+from trio.lowlevel import checkpoint, wait_readable, wait_writable
 
 from topics import limits
 from topics.rpc.errors import PeerLost
@@ -68,15 +68,25 @@ def _rest(buffers: list[Buffer], sent: int) -> list[Buffer]:
 def receiver_of(stream: trio.abc.ReceiveStream, decoder: Decoder) -> Receive:
     """Some messages, or none yet. Raises PeerLost at the end of the stream. Cancelled, nothing is lost."""
     if isinstance(stream, trio.SocketStream):
-        sock = stream.socket
+        sock, rest = stream.socket, b""
+
+        def decode(data: bytes) -> list[Message]:
+            """As much as small messages may come to in one turn, or what belongs to a large one."""
+            nonlocal rest
+            cut = max(limits.RPC_DECODE_BYTES, decoder.missing)
+            rest = data[cut:]
+            return decoder.feed(data[:cut])
 
         async def receive_on_socket() -> list[Message]:
+            if rest:
+                await checkpoint()
+                return decode(rest)
             await wait_readable(sock)
             while True:
                 room = decoder.room()
                 try:
                     if room is None:
-                        return decoder.feed(_checked(os.read(sock.fileno(), limits.RPC_READ_BYTES)))
+                        return decode(_checked(os.read(sock.fileno(), limits.RPC_READ_BYTES)))
                     messages = decoder.filled(_checked(os.readv(sock.fileno(), [room])))
                 except BlockingIOError:
                     await wait_readable(sock)

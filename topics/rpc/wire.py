@@ -125,6 +125,11 @@ class Decoder:
             self._take(data, messages)
         return messages
 
+    @property
+    def missing(self) -> int:
+        """Bytes of the frame that is under way, if its header is known."""
+        return self._need - self._have if self._have else 0
+
     def room(self) -> memoryview | None:
         """Where the rest of a large frame that is under way belongs: it can be received right there, see `filled`."""
         missing = self._need - self._have

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 from topics import limits
 from topics.core import state as core
+from topics.core.coming import ComingKeys, Retries
 from topics.core.dedup import Sifted, retell, sift
 from topics.core.events import Appended
 from topics.core.idempotency import digest_key
@@ -18,7 +19,7 @@ from topics.core.requests import Append
 from topics.core.state import ShardState
 from topics.core.terms import check_topic
 from topics.core.topic import Topic
-from topics.shards.answers import Appending, Retries
+from topics.shards.answers import Appending
 from topics.shards.graves import Graves
 
 SWEEP_MS = 1000  # all topics are gone through so often at most
@@ -36,36 +37,25 @@ class KeyMemory:
 
     def pend(self, topic: Topic, event: Appended) -> None:
         """The keys of a write that waits for its sync."""
-        topic.pending_keys = topic.pending_keys if topic.pending_keys is not None else {}
-        digests, waiting = _keys_of(event), Retries()
-        topic.pending_keys.update(dict.fromkeys(digests, waiting))
-        self._state.keys_coming += len(digests)
+        topic.coming = topic.coming if topic.coming is not None else ComingKeys()
+        topic.coming.add(_keys_of(event), event.prepared)
+        self._state.keys_coming += _key_count(event)
 
     def settle(self, topic: Topic, event: Appended) -> Retries:
         """It waits no more; the writes that waited for it."""
-        digests, waiting = _keys_of(event), Retries()
-        self._state.keys_coming -= len(digests)
-        if topic.pending_keys is not None:
-            for digest in digests:
-                waiting = topic.pending_keys.pop(digest, waiting)
-        return waiting
+        self._state.keys_coming -= _key_count(event)
+        return topic.coming.take(_keys_of(event), event.prepared) if topic.coming is not None else []
 
     def waits(self, topic: Topic, request: Append, again: Callable[[], None]) -> bool:
         """Whether a key of this write is on its way; then `again` is called when that is over."""
-        pending = topic.pending_keys
-        if not pending:
+        if not topic.coming:
             return False
-        if request.key is not None and (waiting := pending.get(digest_key(request.key))) is not None:
+        waiting = topic.coming.waiting_for([digest_key(request.key)]) if request.key is not None else None
+        if waiting is None:
+            waiting = topic.coming.waiting_for([digest for _, digest in request.dedups])
+        if waiting is not None:
             waiting.append(again)
-            return True
-        digests = [digest for _, digest in request.dedups]
-        if pending.keys().isdisjoint(digests):
-            return False
-        for digest in digests:
-            if (waiting := pending.get(digest)) is not None:
-                waiting.append(again)
-                return True
-        return False
+        return waiting is not None
 
     # --- remembered -----------------------------------------------------------------------------------------------
 
@@ -115,6 +105,11 @@ class KeyMemory:
         del self._to_sweep[-SWEEP_TOPICS:]
 
 
+def _key_count(event: Appended) -> int:
+    return event.dedup_count + bool(event.key)
+
+
 def _keys_of(event: Appended) -> list[bytes]:
+    """Without those that are prepared."""
     digests = [digest for _, digest in event.dedups]
     return [event.key, *digests] if event.key else digests
