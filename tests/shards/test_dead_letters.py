@@ -14,7 +14,7 @@ from topics.core.lease_events import MOVED, MOVING
 from topics.ids import SLOTS, slot_of
 from topics.rpc.connection import Connection
 from topics.rpc.errors import PeerLost
-from topics.shards import queue
+from topics.shards import queue_passes
 from topics.shards.peers import Peers
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
@@ -96,7 +96,7 @@ async def test_a_pass_that_is_cut_short_by_dead_letters_goes_on_in_another_turn(
             passes.append(1)
             return deal(*given)
 
-        monkeypatch.setattr(queue, "deal", count)
+        monkeypatch.setattr(queue_passes, "deal", count)
         monkeypatch.setattr(limits, "OVERDUE_STEP", 50)
         with trio.fail_after(30):
             assert [job["data"] for job in await shard.claim()] == ["good"]

@@ -225,7 +225,7 @@ async def background(shard: QueueShard, nursery, **claim):
 
 async def test_an_empty_queue_answers_at_once():
     async with serving() as shard:
-        await shard.make(claim_jitter_ms=5000)
+        await shard.make()
         with trio.fail_after(3):
             assert await shard.claim() == []
 
@@ -385,6 +385,23 @@ async def test_a_cohort_shares_what_there_is():
         assert [len(seqs) for seqs in got] == [5] * 10
         assert all(seqs == sorted(seqs) for seqs in got)
         assert sorted(seq for seqs in got for seq in seqs) == list(range(1, 51))
+
+
+async def test_a_cohort_gathers_before_there_is_anything():
+    async with serving() as shard:
+        await shard.make(claim_jitter_ms=500)
+        got: list[int] = []
+
+        async def claim(number: int) -> None:
+            got.append(len(await shard.claim(9, node=f"w{number}")))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(3):
+                nursery.start_soon(claim, number)
+            await trio.testing.wait_all_tasks_blocked()
+            await shard.produce(*range(6))
+        assert got == [2, 2, 2]
+        assert await shard.claim() == []
 
 
 # --- restarts -----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from unittest.mock import patch
 from topics.core import claims
 from topics.core.events import RecordsDeleted
 from topics.core.extras import Extras
+from topics.core.lease_deliveries import Deliveries
 from topics.core.leases import Leases
 from topics.core.line import Line
 from topics.core.topic import Topic
@@ -128,13 +129,13 @@ def last_job_that_comes_first() -> Patches:
 
 def delivery_that_is_not_counted() -> Patches:
     yield patch.object(Leases, "deliveries", lambda self, seq: 1)
-    yield patch.object(Leases, "delivered", lambda self, seqs: [1 for _ in seqs])
+    yield patch.object(Deliveries, "of_leased", lambda self, seqs: [1 for _ in seqs])
 
 
 def delivery_that_counts_twice() -> Patches:
-    deliveries = Leases.deliveries
+    deliveries, of_leased = Leases.deliveries, Deliveries.of_leased
     yield patch.object(Leases, "deliveries", lambda self, seq: deliveries(self, seq) + 1)
-    yield patch.object(Leases, "delivered", lambda self, seqs: [deliveries(self, seq) + 1 for seq in seqs])
+    yield patch.object(Deliveries, "of_leased", lambda self, seqs: [times + 1 for times in of_leased(self, seqs)])
 
 
 def dead_letter_that_is_never_sent() -> Patches:

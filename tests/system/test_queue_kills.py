@@ -62,6 +62,28 @@ class Crowd:
         return [int(line) for line in lines]
 
 
+@pytest.mark.parametrize("leases_durable", [False, True])
+@pytest.mark.parametrize("end", ["supervisor killed", "all killed", "stopped"])
+def test_who_holds_what_when_the_server_is_back(tmp_path, end, leases_durable):
+    """Whoever is killed first, a killed server forgets leases that are not durable, and its jobs can be had at once."""
+    with Server(tmp_path / "server", shards=1) as server:
+        server.start().wait_ready()
+        with Client(server.url) as topics:
+            topics.put_topic("q", type="queue", durable=True, leases_durable=leases_durable, lease_ms=600_000)
+            topics.append("q", [_job(number) for number in range(3)])
+            assert len(topics.claim("q", "w", max=2)) == 2
+        if end == "stopped":
+            server.stop()
+        else:
+            server.kill_supervisor() if end == "supervisor killed" else server.kill_all()
+            server.wait_gone()
+        server.start().wait_ready()
+        with Client(server.url) as topics:
+            held = 2 if leases_durable or end == "stopped" else 0
+            assert topics.state("q")["queue"]["in_flight"] == held
+            assert len(topics.claim("q", "v", max=9)) == 3 - held
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("leases_durable", [False, True])
 def test_every_job_is_done_whoever_is_killed(tmp_path, leases_durable):

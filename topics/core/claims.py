@@ -6,7 +6,7 @@ and dealt in turn. A job that has been delivered as often as it may is not dealt
 """
 
 from collections.abc import Iterator, Sequence
-from heapq import heapify, heappop, heapreplace
+from heapq import heapify, heappop, heapreplace, nlargest
 
 import msgspec
 
@@ -14,7 +14,7 @@ from topics import limits
 from topics.core.chunk import Chunk
 from topics.core.effort import Effort
 from topics.core.leases import Leases
-from topics.core.line import Line, Pick, chunk_of, chunks_above, jobs_in, waiting_in
+from topics.core.line import Line, Pick, chunk_of, chunks_above, has_levels, jobs_in, waiting_in
 from topics.core.topic import Topic
 from topics.limits import JOB_PRIORITY_MAX
 
@@ -40,16 +40,23 @@ def deal(
     very many are due, or gone, it is cut short, and `leases` says so: there may be jobs that nobody has looked at.
     """
     effort = Effort(limits.PASS_STEP)
-    for want, share in zip(wants, divide(leases.ready(jobs_in(topic)), [want.jobs for want in wants]), strict=True):
-        want.share = share
+    ready = leases.ready(jobs_in(topic))
+    if len(wants) == 1:
+        wants[0].share = max(0, min(ready, wants[0].jobs))
+    else:
+        for want, share in zip(wants, divide(ready, [want.jobs for want in wants]), strict=True):
+            want.share = share
     hungry = [want for want in wants if want.share]
     due: list[Pick] = []
-    jobs = _undue(topic, leases, max_deliveries, due, due_max, now, effort)
+    if max_deliveries or leases.overdue or leases.overdue_at or leases.line is not None:
+        jobs = _undue(topic, leases, max_deliveries, due, due_max, now, effort)
+    else:
+        jobs = _available(topic, leases, effort)
     pick = _fill(hungry[0], jobs) if len(hungry) == 1 else _deal_in_turn(hungry, jobs)
     leases.cut_short = effort.used_up
     if pick is not None:
         leases.free.put_back(pick[0])
-    if leases.line is None or len(leases.line.priorities) == 1:
+    if not has_levels(leases.line):
         for want in wants:
             want.picks.sort(key=_seq_of)
     return due
@@ -223,7 +230,8 @@ def _by_level(leases: Leases, line: Line, now: int, effort: Effort) -> Iterator[
 def divide(available: int, wanted: Sequence[int]) -> list[int]:
     """Shares of what is available, proportional to what each wants, whole, and none more than that.
 
-    What the proportion leaves over goes to the first ones, one each; so equal wants differ by one at most.
+    What the proportion leaves over goes, one each, to those whose parts were cut most, the first ones among equals; so
+    equal wants differ by one at most.
     """
     total = sum(wanted)
     if available >= total:
@@ -231,9 +239,7 @@ def divide(available: int, wanted: Sequence[int]) -> list[int]:
     if available <= 0:
         return [0] * len(wanted)
     shares = [available * want // total for want in wanted]
-    left = available - sum(shares)
-    for index, want in enumerate(wanted):
-        if left and shares[index] < want:
-            shares[index] += 1
-            left -= 1
+    left = available - sum(shares)  # fewer than were cut at all
+    for index in nlargest(left, range(len(wanted)), key=lambda index: available * wanted[index] % total):
+        shares[index] += 1
     return shares

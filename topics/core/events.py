@@ -94,8 +94,12 @@ class Appended(msgspec.Struct, frozen=True):
     key: bytes  # digest of the idempotency key, or empty
     blocks: list[Block]
     dedups: Dedups = ()
-    prepared: NewKeys | None = None  # the dedup keys, if they were made ready ahead; not logged
+    prepared: NewKeys | None = None  # instead of them, if they were made ready ahead
     encoded: Encoded | None = None
+
+    @property
+    def dedup_count(self) -> int:
+        return len(self.dedups) if self.prepared is None else len(self.prepared.digests)
 
     @property
     def size(self) -> int:
@@ -241,7 +245,7 @@ def _decode_created(fields: list[Any]) -> TopicCreated:
 
 
 def _encode_appended(event: Appended) -> list[Part]:
-    dedups = event.dedups
+    dedups = event.dedup_count
     head = _APPENDED.pack(
         event.topic_id, event.epoch, event.ts, event.first_seq, event.count, len(event.key),
         _DEDUPS if dedups else 0, len(event.blocks),
@@ -252,8 +256,8 @@ def _encode_appended(event: Appended) -> list[Part]:
     else:
         blocks = [encode_body(block, event.topic_id, event.epoch) for block in event.blocks]
     if dedups:
-        packed = event.prepared.packed if event.prepared is not None else pack_dedups(dedups)
-        return [head, event.key, _LENGTH.pack(len(dedups)), packed, *blocks]
+        packed = event.prepared.packed if event.prepared is not None else pack_dedups(event.dedups)
+        return [head, event.key, _LENGTH.pack(dedups), packed, *blocks]
     return [head, event.key, *blocks]
 
 

@@ -15,7 +15,7 @@ a crash is found by it. Readers never see it.
 import struct
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 NOT_BEFORE, ORIGIN, EXPIRES = 1, 2, 3
 ORIGIN_BYTES = 16
@@ -31,12 +31,13 @@ class BadExtras(ValueError):
 class Times:
     """A time for some records of one block; by index, ascending. Ten bytes each."""
 
-    __slots__ = ("_mask", "_masked", "at", "when")
+    __slots__ = ("_bounds", "_mask", "_masked", "at", "when")
 
     def __init__(self, at: "array[int] | None" = None, when: "array[int] | None" = None) -> None:
         self.at = array("H") if at is None else at
         self.when = array("Q") if when is None else when
         self._mask = self._masked = 0
+        self._bounds = (0, 0, 0)  # of so many: the earliest, the latest
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Times) and self.at == other.at and self.when == other.when
@@ -52,6 +53,27 @@ class Times:
         """0 if the record has none."""
         place = bisect_left(self.at, index)
         return self.when[place] if place < len(self.at) and self.at[place] == index else 0
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """The earliest and the latest; there is at least one. Worked out once, wherever that is."""
+        if self._bounds[0] != len(self.when):
+            self._bounds = len(self.when), min(self.when), max(self.when)
+        return self._bounds[1:]
+
+    def without(self, dead: int) -> "Times":
+        """Without those of these records, a bit for each."""
+        if not dead:
+            return self
+        left = [pair for pair in self if not dead >> pair[0] & 1]
+        return Times(array("H", [index for index, _ in left]), array("Q", [when for _, when in left]))
+
+    def seqs(self, first_seq: int) -> Sequence[int]:
+        """Of the records that have one, in a block that begins with this seq."""
+        at = self.at
+        if at and at[-1] - at[0] < len(at):  # neighbours
+            return range(first_seq + at[0], first_seq + at[-1] + 1)
+        return [first_seq + index for index in at]
 
     @property
     def mask(self) -> int:

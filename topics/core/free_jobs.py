@@ -10,20 +10,21 @@ from heapq import heappop, heappush
 from topics.core.chunk import Chunk
 from topics.core.effort import Effort
 from topics.core.line import Line, Pick, chunk_of
+from topics.core.seqtable import SeqTable
 
 
 class FreeJobs:
     __slots__ = ("_deliveries", "_heap", "_line", "seqs", "spared")
 
     def __init__(self) -> None:
-        self.seqs: set[int] = set()
-        self.spared: dict[int, int] = {}  # seq → deliveries that do not count but kept others waiting; of any job
+        self.seqs: SeqTable[bool] = SeqTable()
+        self.spared: SeqTable[int] = SeqTable()  # deliveries that do not count but kept others waiting; of any job
         self._heap: list[int] = []  # these in their order, and some that are free no longer
         self._line: Line | None = None
         self._deliveries: Callable[[int], int] = lambda _: 0
 
     def add(self, seq: int) -> None:
-        self.seqs.add(seq)
+        self.seqs.put(seq, True)
         self.put_back(seq)
 
     def put_back(self, seq: int) -> None:
@@ -37,7 +38,7 @@ class FreeJobs:
 
     def _rounds(self, seq: int) -> int:
         """How often it was delivered, counted or not; never less than before."""
-        return self._deliveries(seq) + self.spared.get(seq, 0)
+        return self._deliveries(seq) + (self.spared.get(seq) or 0)
 
     def pick(self, effort: Effort) -> int | None:
         """The lowest, while there is no line."""

@@ -1,5 +1,7 @@
 """Jobs as claimers see them: the stored text of a record with its lease spliced in. Nothing of it is parsed."""
 
+from collections.abc import Sequence
+
 from topics.core.block import Block
 from topics.core.chunk import Chunk
 from topics.core.diff import Plan, Window
@@ -11,19 +13,34 @@ from topics.core.line import Pick
 class Jobs:
     """What one claimer got, to be read and rendered."""
 
-    __slots__ = ("_deadline", "_deliveries", "_number", "_picks", "plan")
+    __slots__ = ("_deadline", "_deliveries", "_numbers", "_picks", "plan")
 
-    def __init__(self, picks: list[Pick], grant: Grant, leases: Leases) -> None:
+    def __init__(self, picks: Sequence[Pick], numbers: Sequence[int], deliveries: Sequence[int], deadline: int) -> None:
         self._picks = picks
-        self._number = grant.number
-        self._deadline = grant.deadline
-        self._deliveries = leases.delivered(grant.seqs)
+        self._numbers = numbers
+        self._deliveries = deliveries
+        self._deadline = deadline
         self.plan = Plan(_windows(picks), None, 0, 0, 0, len(picks))
+
+    @classmethod
+    def of(cls, picks: list[Pick], grant: Grant, leases: Leases) -> "Jobs":
+        """What was just leased."""
+        numbers = range(grant.number, grant.number + len(picks))
+        return cls(picks, numbers, leases.counted.of_leased(grant.seqs), grant.deadline)
+
+    @classmethod
+    def joined(cls, portions: "list[Jobs]", *, sort: bool) -> "Jobs":
+        """All that was leased, with one deadline; in the order of the seqs if it is to be sorted."""
+        each = [job for jobs in portions for job in zip(jobs._picks, jobs._numbers, jobs._deliveries, strict=True)]
+        if sort:
+            each.sort(key=_seq_of)
+        picks, numbers, deliveries = zip(*each, strict=True)
+        return cls(picks, numbers, deliveries, portions[0]._deadline)
 
     @property
     def leases(self) -> list[tuple[int, int]]:
         """The seqs and the numbers of their leases."""
-        return [(seq, number) for number, (seq, _) in enumerate(self._picks, self._number)]
+        return [(seq, number) for number, (seq, _) in zip(self._numbers, self._picks, strict=True)]
 
     def render(self, leases: Leases, prefix: bytes = b"") -> tuple[list[int], list[bytes]]:
         """The jobs that are still under these leases: their seqs and their texts. `prefix` goes before the first
@@ -35,9 +52,7 @@ class Jobs:
         texts: list[bytes] = []
         chunk: Chunk | None = None
         block: Block | None = None
-        for number, ((seq, of_job), deliveries) in enumerate(
-            zip(self._picks, self._deliveries, strict=True), self._number
-        ):
+        for (seq, of_job), number, deliveries in zip(self._picks, self._numbers, self._deliveries, strict=True):
             if of_job is not chunk:
                 chunk, window = of_job, windows[id(of_job)]
                 block = window.block
@@ -75,8 +90,16 @@ class Jobs:
         return said + b',"priority":%d' % priority if priority else said
 
 
-def _windows(picks: list[Pick]) -> list[Window]:
+def _seq_of(job: tuple[Pick, int, int]) -> int:
+    return job[0][0]
+
+
+def _windows(picks: Sequence[Pick]) -> list[Window]:
     """What has to be read of each chunk."""
+    if len(picks) == 1:
+        ((seq, chunk),) = picks
+        at = seq - chunk.first_seq
+        return [Window(chunk=chunk, block=chunk.block, dead=0, low=at, high=at + 1)]
     windows: dict[int, Window] = {}
     window: Window | None = None
     for seq, chunk in picks:

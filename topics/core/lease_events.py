@@ -6,10 +6,11 @@ is not among them: the event that deletes it from the jobs log says so.
 Stored form: a msgpack array of kind, topic id, epoch, time, then the event's own fields.
 
 To write all there is anew takes a while, and more happens meanwhile. So that begins with an event (BEGUN) at the moment
-of which it tells, and ends with it (KEPT); a replay puts what came in between on top. Without its end it has not been.
+of which it tells, goes on with parts of it (PART), and ends with the rest (KEPT); a replay puts what came in between on
+top. Without its end it has not been.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgpack
@@ -19,7 +20,7 @@ from topics.core.lease_parts import Failure, Grant, Move
 from topics.core.lease_snapshot import Snapshot
 from topics.core.leases import Leases
 
-CLAIMED, EXTENDED, RELEASED, MOVING, MOVED, STAYED, KEPT, VOIDED, BEGUN = range(1, 10)
+CLAIMED, EXTENDED, RELEASED, MOVING, MOVED, STAYED, KEPT, VOIDED, BEGUN, PART = range(1, 11)
 
 
 class LeaseEvent(msgspec.Struct, frozen=True):
@@ -92,28 +93,21 @@ class Kept:
 
     def __init__(self, snapshot: Snapshot, *, clean: bool, durable: bool, begun: bool = False) -> None:
         self._snapshot = snapshot
-        self._flags = clean, durable
-        self._begun = begun
-        self.packed = b""
+        self._fields = [clean, durable]
+        self._begun = [True] if begun else []
 
     def encode(self, topic_id: int, epoch: int, ts: int) -> bytes:
-        for _ in self.pack(topic_id, epoch, ts):
-            pass
-        return self.packed
+        return self._encode(self._snapshot, topic_id, epoch, ts)
 
-    def pack(self, topic_id: int, epoch: int, ts: int) -> Iterator[None]:
-        """Encode it in steps; then it is `packed`."""
-        packer = msgpack.Packer(use_bin_type=True, autoreset=False)
-        packer.pack_array_header(5)
-        for head in (KEPT, topic_id, epoch, ts):
-            packer.pack(head)
-        packer.pack_array_header(4 if self._begun else 3)
-        for flag in self._flags:
-            packer.pack(flag)
-        yield from self._snapshot.pack(packer)
-        if self._begun:
-            packer.pack(True)
-        self.packed = packer.bytes()
+    def in_parts(self, most: int, topic_id: int, epoch: int, ts: int) -> Iterator[bytes]:
+        """The same as several events, each of so many jobs at most, or entries of jobs. BEGUN was logged."""
+        for part in self._snapshot.parts(most):
+            yield encode(LeaseEvent(PART, topic_id, epoch, ts, [part.fields()]))
+        yield self._encode(self._snapshot.rest, topic_id, epoch, ts)
+
+    def _encode(self, snapshot: Snapshot, topic_id: int, epoch: int, ts: int) -> bytes:
+        fields = [*self._fields, snapshot.fields(), *self._begun]
+        return encode(LeaseEvent(KEPT, topic_id, epoch, ts, fields))
 
 
 def decode(data: bytes) -> LeaseEvent:
@@ -123,7 +117,7 @@ def decode(data: bytes) -> LeaseEvent:
 class Replayed:
     """One queue while its log is read."""
 
-    __slots__ = ("_since", "clean", "durable", "leases", "moved")
+    __slots__ = ("_parts", "_since", "clean", "durable", "leases", "moved")
 
     def __init__(self) -> None:
         self.leases = Leases()
@@ -131,14 +125,17 @@ class Replayed:
         self.clean = False
         self.durable = True
         self._since: list[LeaseEvent] | None = None  # events since BEGUN
+        self._parts: list[Snapshot] = []  # and parts of what is to be kept
 
     def apply(self, event: LeaseEvent) -> None:
         kind, fields = event.kind, event.fields
         if kind == BEGUN:
-            self._since = []
+            self._since, self._parts = [], []
+        elif kind == PART:
+            self._parts.append(Snapshot.unpack(fields[0]))
         elif kind == KEPT and len(fields) > 3:
             since, self._since = self._since or (), None
-            self._keep(fields)
+            self._keep(fields, self._parts)
             for later in since:
                 self.apply(later)
         else:
@@ -152,9 +149,12 @@ class Replayed:
             else:
                 self._apply_to(self.leases, event)
 
-    def _keep(self, fields: list[Any]) -> None:
+    def _keep(self, fields: list[Any], parts: Iterable[Snapshot] = ()) -> None:
         self.clean, self.durable = fields[0], fields[1]
-        self.leases = Leases.of(Snapshot.unpack(fields[2]))
+        snapshot = Snapshot.unpack(fields[2])
+        for part in parts:
+            snapshot.add(part)
+        self.leases, self._parts = Leases.of(snapshot), []
 
     def _apply_to(self, leases: Leases, event: LeaseEvent) -> None:
         kind, fields = event.kind, event.fields
@@ -168,16 +168,16 @@ class Replayed:
             leases.release(fields[0], fields[1], event.ts, failed, counts=counts)
         elif kind == MOVING:
             for seq, *move in fields:
-                leases.moving[seq] = Move(*move)
+                leases.moving.put(seq, Move(*move))
         elif kind == MOVED:
             if len(fields) == 1:
                 leases.dead_lettered += len(fields[0])
             self.moved.update(fields[0])
             for seq in fields[0]:
-                leases.moving.pop(seq, None)
+                leases.moving.pop(seq)
         elif kind == STAYED:
             for seq in fields[0]:
-                leases.moving.pop(seq, None)
+                leases.moving.pop(seq)
 
 
 def _grant(node: str, number: int, deadline: int, seqs: list[int], codes: bytes = b"", owner: int = 0) -> Grant:

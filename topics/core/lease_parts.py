@@ -8,6 +8,7 @@ class Lease(msgspec.Struct, gc=False):
     node: str
     deadline: int
     owner: int = 0  # the stream it was pushed on; 0: it was claimed
+    noted: int = 0  # when to look whether it has ended: not behind its deadline
 
 
 class Grant(msgspec.Struct, gc=False):

@@ -24,26 +24,26 @@ Pure: `now` comes in. The methods named after events (`claim`, `extend`, `releas
 an event happens and when it is replayed. Whether something may happen is asked before (`held`, `FreeJobs.pick`).
 """
 
-from collections import deque
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from sys import intern
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from topics import limits
 from topics.core.block import Block
 from topics.core.calendar import Calendar
 from topics.core.free_jobs import FreeJobs
 from topics.core.holders import Holders
+from topics.core.lease_deliveries import Deliveries
+from topics.core.lease_forgetting import Forgetting
 from topics.core.lease_parts import AGAIN, EXPIRED, FIRST, Failure, Grant, Lease, Move
 from topics.core.lease_snapshot import Snapshot
 from topics.core.line import Line, is_gone, is_uneven, live_jobs
 from topics.core.ranges import SeqRanges
+from topics.core.seqtable import SeqTable
 
 if TYPE_CHECKING:
     from topics.core.topic import Topic
-
-STALE_MIN = 1024  # entries of the calendar that may be stale whatever there is
 
 
 class Leases:
@@ -51,7 +51,6 @@ class Leases:
         "_cursors",
         "_deadlines",
         "_delayed",
-        "_deliveries",
         "_dues",
         "_expired",
         "_failures",
@@ -59,6 +58,7 @@ class Leases:
         "_gone",
         "_leases",
         "_leaving",
+        "counted",
         "cursor",
         "cut_short",
         "dead_lettered",
@@ -68,6 +68,7 @@ class Leases:
         "moving",
         "overdue",
         "overdue_at",
+        "settled",
         "stale",
         "streams",
     )
@@ -77,22 +78,23 @@ class Leases:
         self.dead_lettered = 0
         self.logged = False  # whether the leases log tells who holds what
         self.stale = False  # it does, but not all of it
-        self._leases: dict[int, Lease] = {}
+        self._leases: SeqTable[Lease] = SeqTable()
         self._expired = 0  # of these, are free as well
+        self.settled: tuple[int, int, int] | None = None  # when all was done that was due; see lease_settling.py
         self._deadlines = Calendar()
         self.free = FreeJobs()
-        self._delayed: dict[int, int] = {}  # seq → when it is free
+        self._delayed: SeqTable[int] = SeqTable()  # seq → when it is free
         self._dues = Calendar()
-        self._leaving: set[int] = set()
-        self._deliveries: dict[int, int] = {}  # where it is not just once
+        self._leaving: SeqTable[bool] = SeqTable()
+        self.counted = Deliveries()
         self.streams = Holders()
         self._floor = 0
-        self._gone: deque[tuple[Iterator[int], SeqRanges]] = deque()  # of these seqs, forget those
-        self.moving: dict[int, Move] = {}  # of those that are leaving
+        self._gone = Forgetting()
+        self.moving: SeqTable[Move] = SeqTable()  # of those that are leaving
         self.overdue: list[int] = []  # free jobs that a pass found due for the dead-letter topic, and left
         self.overdue_at = 0  # deliveries by which they are
         self.cut_short = False  # the last pass was, by so many of them
-        self._failures: dict[int, Failure] = {}
+        self._failures: SeqTable[Failure] = SeqTable()
         self.line: Line | None = None  # once some job has a priority or a time
         self._cursors: dict[int, int] = {}  # by priority, of those that are not 0
 
@@ -112,14 +114,12 @@ class Leases:
         for deadline, seq in self._deadlines.pop_before(now, left):
             left -= 1
             lease = self._leases.get(seq)
-            if lease is not None and lease.deadline == deadline and seq not in self.free.seqs:
-                self._expired += 1
-                self.streams.drop(lease.owner, seq)
-                self.free.add(seq)
+            if lease is not None and lease.noted == deadline and seq not in self.free.seqs:
+                self._end(seq, lease, now)
         for due, seq in self._dues.pop_before(now + 1, left):
             left -= 1
             if self._delayed.get(seq) == due:
-                del self._delayed[seq]
+                self._delayed.pop(seq)
                 self.free.add(seq)
         if self.line is not None and left > 0:
             for _, seq in self.line.timetable.pop_due(now, left):
@@ -128,13 +128,28 @@ class Leases:
             left -= self.free.move_up(left)
         return left > 0
 
+    def _end(self, seq: int, lease: Lease, now: int) -> None:
+        """It was to end by now, unless it was extended since."""
+        if lease.deadline >= now:
+            self._note(seq, lease)
+        else:
+            self._expired += 1
+            self.streams.drop(lease.owner, seq)
+            self.free.add(seq)
+
+    def _note(self, seq: int, lease: Lease) -> None:
+        """See to it that it ends."""
+        lease.noted = lease.deadline
+        self._deadlines.add(lease.deadline, seq)
+
     @property
     def in_flight(self) -> int:
-        return len(self._leases) - self._expired
+        return self._leases.count - self._expired
 
     def ready(self, jobs: int) -> int:
         """How many of the log's `jobs` could be claimed now."""
-        return jobs - self.in_flight - len(self._delayed) - len(self._leaving) - self.scheduled
+        held = self._leases.count - self._expired + self._delayed.count + self._leaving.count
+        return jobs - held - (self.line.timetable.count if self.line is not None else 0)
 
     @property
     def scheduled(self) -> int:
@@ -143,15 +158,14 @@ class Leases:
     @property
     def next_due(self) -> int | None:
         """Not before this time does anything become free by itself."""
-        ends, due = self._deadlines.first, self._dues.first
-        planned = self.line.timetable.first if self.line is not None else None
-        times = [when for when in (ends + 1 if ends is not None else None, due, planned) if when is not None]
-        return min(times, default=None)
+        ends, planned = self._deadlines.first, self.line.timetable.first if self.line is not None else None
+        times = (ends + 1 if ends is not None else None, self._dues.first, planned)
+        return min((when for when in times if when is not None), default=None)
 
     @property
     def known(self) -> int:
         """Roughly how many jobs there is something to remember of."""
-        return len(self._leases) + len(self.free.seqs) + len(self._delayed) + len(self._leaving)
+        return self._leases.count + self.free.seqs.count + self._delayed.count + self._leaving.count
 
     def held(self, seq: int, node: str, number: int | None = None) -> Lease | None:
         """The lease on a job, if `node` holds it, and under this number if one is given."""
@@ -172,18 +186,13 @@ class Leases:
         return [seq for seq, lease, number in held if lease is not None and lease.number == number]
 
     def deliveries(self, seq: int) -> int:
-        times = self._deliveries.get(seq)
+        times = self.counted.times.get(seq)
         if times is not None:
             return times
         if self.line is None:
             return 1 if seq <= self.cursor else 0
         priority, _, timed = self.line.terms(seq)
         return 1 if seq <= self.cursor_of(priority) and not timed else 0
-
-    def delivered(self, seqs: Iterable[int]) -> list[int]:
-        """The same of jobs that are leased."""
-        times = self._deliveries
-        return [times.get(seq, 1) for seq in seqs]
 
     def cursor_of(self, priority: int) -> int:
         return self._cursors.get(priority, 0) if priority else self.cursor
@@ -214,7 +223,7 @@ class Leases:
             if seq not in self.free.seqs:
                 codes.append(line.priority(seq))
             else:
-                codes.append(AGAIN if seq in self._deliveries or not line.terms(seq)[2] else FIRST)
+                codes.append(AGAIN if seq in self.counted.times or not line.terms(seq)[2] else FIRST)
         return bytes(codes)
 
     def pass_by(self, priority: int, seq: int) -> None:
@@ -233,32 +242,26 @@ class Leases:
             seqs, node, deadline, owner = grant.seqs, intern(grant.node), grant.deadline, grant.owner
             if not seqs:
                 continue
-            for seq in self._count_coded(seqs, grant.codes) if grant.codes else self._count(seqs, cursor):
+            if grant.codes:
+                known = self._count_coded(seqs, grant.codes)
+            else:
+                self.cursor = max(self.cursor, max(seqs))
+                known = seqs if self.counted.add_all(seqs, cursor) else []
+            for seq in known:
                 self._detach(seq)
             for number, seq in enumerate(seqs, grant.number):
-                self._leases[seq] = Lease(number, node, deadline, owner)
+                self._leases.put(seq, Lease(number, node, deadline, owner, deadline))
             self._deadlines.add_all(deadline, seqs)
             if owner:
                 self.streams.add_all(owner, seqs)
 
-    def _count(self, seqs: list[int], cursor: int) -> Collection[int]:
-        """One more delivery of each job, in a queue without a line whose cursor was there; those that are known."""
-        self.cursor = max(self.cursor, max(seqs))
-        if min(seqs) > cursor and self._deliveries.keys().isdisjoint(seqs):
-            return ()
-        for seq in seqs:
-            deliveries = self._deliveries.pop(seq, 1 if seq <= cursor else 0)
-            if deliveries:
-                self._deliveries[seq] = deliveries + 1
-        return seqs
-
-    def _count_coded(self, seqs: list[int], codes: bytes) -> Collection[int]:
-        """The same in a queue with a line. What had to wait for its time always has its own entry: no cursor tells
-        whether it was ever leased."""
+    def _count_coded(self, seqs: list[int], codes: bytes) -> list[int]:
+        """One more delivery of each job in a queue with a line; those that are known. What had to wait for its time
+        always has its own entry: no cursor tells whether it was ever leased."""
         known = []
         for seq, code in zip(seqs, codes, strict=True):
             if code >= FIRST:
-                self._deliveries[seq] = self._deliveries.get(seq, 0 if code == FIRST else 1) + 1
+                self.counted.add(seq, 0 if code == FIRST else 1)
                 known.append(seq)
             elif seq > self.cursor_of(code):
                 self.pass_by(code, seq)
@@ -269,30 +272,32 @@ class Leases:
             lease = self._leases.get(seq)
             if lease is None:
                 continue
-            if seq in self.free.seqs:
-                self.free.seqs.discard(seq)
+            longer = Lease(lease.number, lease.node, deadline, lease.owner, lease.noted)
+            self._leases.put(seq, longer)
+            if self.free.seqs.pop(seq):
                 self._expired -= 1
                 self.streams.add(lease.owner, seq)
-            self._leases[seq] = Lease(lease.number, lease.node, deadline, lease.owner)
-            self._deadlines.add(deadline, seq)
-        if self._deadlines.size > 2 * len(self._leases) + STALE_MIN:
-            self._deadlines.refill((lease.deadline, seq) for seq, lease in self._leases.items())
+                self._note(seq, longer)
+            elif deadline < lease.noted:  # else that is looked at again when it would have ended
+                self._note(seq, longer)
 
     def release(
-        self, seqs: Iterable[int], due: int, now: int, failure: Failure | None = None, *, counts: bool = True
+        self, seqs: Collection[int], due: int, now: int, failure: Failure | None = None, *, counts: bool = True
     ) -> None:
-        """Give leases back; the jobs are free from `due` on. Unless it `counts`, it was no delivery."""
+        """Give leases back; the jobs are free from `due` on. Unless it `counts`, it was no delivery. Many are all
+        delayed, so that `settle` frees them in steps."""
+        is_later = due > now or len(seqs) > limits.SETTLE_STEP
+        self.settled = None
         for seq in seqs:
-            if seq not in self._leases:
+            if not self._unlease(seq):
                 continue
             if not counts:
-                self._deliveries[seq] = max(0, self._deliveries.get(seq, 1) - 1)
-                self.free.spared[seq] = self.free.spared.get(seq, 0) + 1
+                self.counted.take_back(seq)
+                self.free.spared.put(seq, (self.free.spared.get(seq) or 0) + 1)
             if failure is not None:
-                self._failures[seq] = failure
-            self._detach(seq)
-            if due > now:
-                self._delayed[seq] = due
+                self._failures.put(seq, failure)
+            if is_later:
+                self._delayed.put(seq, due)
                 self._dues.add(due, seq)
             else:
                 self._make_free(seq)
@@ -303,38 +308,42 @@ class Leases:
         for seq in seqs:
             left.append((seq, self._leases.get(seq)))
             self._detach(seq)
-            self._leaving.add(seq)
+            self._leaving.put(seq, True)
         return left
 
     def stay(self, left: Iterable[tuple[int, Lease | None]]) -> None:
         """They were not deleted after all: leased as before, or free."""
+        self.settled = None
         for seq, lease in left:
-            if seq not in self._leaving:
+            if not self._leaving.pop(seq):
                 continue
-            self._leaving.discard(seq)
-            move = self.moving.pop(seq, None)
+            move = self.moving.pop(seq)
             if move is not None:
-                self._deliveries[seq] = move.deliveries
+                self.counted.times.put(seq, move.deliveries)
             if lease is None or (lease.owner and not self.streams.is_open(lease.owner)):
                 self._make_free(seq)
                 continue
-            self._leases[seq] = lease
-            self._deadlines.add(lease.deadline, seq)
+            self._leases.put(seq, lease)
+            self._note(seq, lease)
             self.streams.add(lease.owner, seq)
 
     def move(self, seqs: Iterable[int], move: Move) -> None:
         """They leave, for the dead-letter topic."""
         for seq in seqs:
             self._detach(seq)
-            self._leaving.add(seq)
-            self.moving[seq] = move
+            self._leaving.put(seq, True)
+            self.moving.put(seq, move)
 
     # --- the log of the jobs --------------------------------------------------------------------------------------
 
     def drop(self, gone: SeqRanges) -> None:
         """These records were deleted. If they are many, `settle` has to go on with it."""
+        self.settled = None
         if self.scheduled and self.line is not None:
             self.line.timetable.drop_later(gone)
+        if gone.count == 1 and not self._gone:
+            self._drop_all((gone.first_of(0),))
+            return
         known = self._by_state()
         count = sum(map(len, known))
         if not count:
@@ -342,8 +351,8 @@ class Leases:
         if gone.count <= count:
             seqs: Iterator[int] = chain.from_iterable(range(first, last + 1) for first, last in gone)
         else:
-            seqs = iter([*chain(*known)])  # copied, as they change meanwhile
-        self._gone.append((seqs, gone))
+            seqs = chain.from_iterable([states.copy() for states in known])  # as they change meanwhile
+        self._gone.add(seqs, gone)
         self._forget()
 
     def drop_range(self, first: int, last: int) -> None:
@@ -353,39 +362,36 @@ class Leases:
 
     def _forget(self) -> None:
         """Forget a step of what is gone."""
-        left = limits.FORGET_STEP
-        while self._gone:
-            seqs, gone = self._gone[0]
-            some = list(islice(seqs, left))
-            self._drop_all([seq for seq in some if seq in gone])
-            left -= len(some)
-            if not left:
-                return
-            self._gone.popleft()
+        self._drop_all(self._gone.take(limits.FORGET_STEP))
 
-    def _by_state(self) -> tuple[Collection[int], ...]:
+    def _by_state(self) -> tuple[SeqTable[Any], ...]:
         """All jobs that something is known of."""
-        return self._leases, self.free.seqs, self._delayed, self._leaving, self._deliveries, self.moving
+        return self._leases, self.free.seqs, self._delayed, self._leaving, self.counted.times, self.moving
 
     def _drop_all(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
             self._detach(seq)
-            self._deliveries.pop(seq, None)
-            self._failures.pop(seq, None)
-            self.free.spared.pop(seq, None)
-            self.moving.pop(seq, None)
+            for known in (self.counted.times, self._failures, self.free.spared, self.moving):
+                if known.count:
+                    known.pop(seq)
 
     def _detach(self, seq: int) -> None:
         """Out of whatever state it is in."""
-        lease = self._leases.pop(seq, None)
-        if lease is not None:
-            if seq in self.free.seqs:
-                self._expired -= 1
-            else:
-                self.streams.drop(lease.owner, seq)
-        self.free.seqs.discard(seq)
-        self._delayed.pop(seq, None)
-        self._leaving.discard(seq)
+        self._unlease(seq)
+        for known in (self.free.seqs, self._delayed, self._leaving):
+            if known.count:
+                known.pop(seq)
+
+    def _unlease(self, seq: int) -> bool:
+        """Out of its lease, if it has one."""
+        lease = self._leases.pop(seq)
+        if lease is None:
+            return False
+        if self.free.seqs.count and self.free.seqs.pop(seq):
+            self._expired -= 1
+        elif lease.owner:
+            self.streams.drop(lease.owner, seq)
+        return True
 
     def _make_free(self, seq: int) -> None:
         if self._is_known(seq):  # else it is waiting
@@ -408,7 +414,8 @@ class Leases:
             if seq in self.free.seqs:
                 self.free.put_back(seq)  # whoever looked for it did not find it
             elif not is_busy and self._is_known(seq):
-                self._deliveries.setdefault(seq, 0)
+                if seq not in self.counted.times:
+                    self.counted.times.put(seq, 0)
                 self.stale = True
                 self.free.add(seq)
 
@@ -421,7 +428,7 @@ class Leases:
             self.dead_lettered,
             self._leases.copy(),
             self._delayed.copy(),
-            self._deliveries.copy(),
+            self.counted.times.copy(),
             self.moving.copy(),
             self._cursors.copy(),
             self._failures.copy(),
@@ -432,7 +439,7 @@ class Leases:
         """What stands when nobody knows who holds what."""
         bare = Leases()
         bare.dead_lettered = self.dead_lettered
-        bare.moving = dict(self.moving)
+        bare.moving = self.moving.copy()
         return bare
 
     @classmethod
@@ -440,10 +447,10 @@ class Leases:
         """Those of a snapshot, which is used up."""
         leases = cls()
         leases.cursor, leases.dead_lettered, leases._leases = kept.cursor, kept.dead_lettered, kept.leases
-        leases._delayed, leases._deliveries, leases.moving = kept.delayed, kept.deliveries, kept.moving
+        leases._delayed, leases.counted.times, leases.moving = kept.delayed, kept.deliveries, kept.moving
         leases._cursors, leases._failures, leases.free.spared = kept.cursors, kept.failures, kept.spared
         for seq, lease in kept.leases.items():
-            leases._deadlines.add(lease.deadline, seq)
+            leases._note(seq, lease)
         for seq, due in kept.delayed.items():
             leases._dues.add(due, seq)
         return leases
@@ -453,13 +460,13 @@ class Leases:
         self.cursor = min(self.cursor, topic.head_seq)
         self._cursors = {priority: min(cursor, topic.head_seq) for priority, cursor in self._cursors.items()}
         self._drop_all([seq for seq in {*chain(*self._by_state())} if is_gone(topic, seq)])
-        for seq, move in self.moving.items():
+        for seq, move in self.moving.copy().items():
             self.move((seq,), move)
-        busy = self._leases.keys() | self._delayed.keys() | self._leaving
+        busy = {*self._leases, *self._delayed, *self._leaving}
         spared, self.free = self.free.spared, FreeJobs()
         self.free.spared = spared
         if topic.config.type == "queue" and is_uneven(topic):
-            passed = self._line_up(topic).recall(self.cursor_of, busy, self._deliveries)
+            passed = self._line_up(topic).recall(self.cursor_of, busy, self.counted.times)
         else:
             passed = live_jobs(topic, self.cursor)
         for seq in passed:
@@ -480,7 +487,7 @@ class Leases:
         (self.line or self._line_up(topic)).enlist(block)
 
     def _line_up(self, topic: "Topic") -> Line:
-        self.line = Line(topic)
+        self.line, self.settled = Line(topic), None
         self.free.line_up(self.line, self.deliveries)
         return self.line
 

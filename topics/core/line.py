@@ -109,6 +109,11 @@ class Line:
         return min(JOB_PRIORITY_MAX, priority + (now - since) // age_ms)
 
 
+def has_levels(line: Line | None) -> bool:
+    """Whether jobs have priorities: if not, who claims some gets them in the order of their seqs."""
+    return line is not None and len(line.priorities) > 1
+
+
 def chunk_of(topic: "Topic", seq: int, near: Chunk | None = None) -> Chunk | None:
     """The chunk with this record, if it is live. Looks at `near` first, which must be in the log."""
     if near is not None and 0 <= seq - near.first_seq < len(near.sizes):

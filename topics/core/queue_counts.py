@@ -2,7 +2,8 @@
 
 from typing import NamedTuple
 
-from topics.core.line import first_job, jobs_in
+from topics.core.lease_settling import bring_up
+from topics.core.line import jobs_in
 from topics.core.topic import Topic
 
 
@@ -20,6 +21,6 @@ def counts(topic: Topic, now: int) -> Counts:
     leases = topic.leases
     if leases is None:
         return Counts(topic.count, 0, 0, 0)
-    leases.settle(first_job(topic), now)
+    bring_up(topic, leases, now)
     ready = min(topic.count, leases.ready(jobs_in(topic)))  # copies that a crash took cannot be claimed yet
     return Counts(ready, leases.in_flight, leases.dead_lettered, leases.scheduled)

@@ -6,8 +6,8 @@ Of every topic are written: jobs that are about to become dead letters, or dead 
 and, at a clean stop, who holds what. That last is void as soon as the shard has started again: by then it is in memory
 and changes unseen.
 
-The log is written anew, as one event a queue, when it has grown by about as many events as there are jobs to tell of;
-what was before is deleted. That is done in slices, beside what else happens, which is logged as ever
+The log is written anew, as few events, when it has grown by about as many events as there are jobs to tell of; what was
+before is deleted. That is done in slices, beside what else happens, which is logged as ever
 (topics/core/lease_events.py). Whatever a crash keeps of it, a replay comes to the same.
 """
 
@@ -80,12 +80,13 @@ class LeaseLog:
             return
         kept = (leases if durable else leases.without_leases()).snapshot()
         was_stale, leases.stale = leases.stale, False
+        was_logged, leases.logged = leases.logged, durable  # whatever happens from now on comes on top of that
         try:
             yield from self._keep(topic, Kept(kept, clean=False, durable=durable, begun=True))
         except TopicsError:
             leases.stale = leases.stale or was_stale
+            leases.logged = was_logged
             raise
-        leases.logged = durable
 
     def _keep(self, topic: Topic, kept: Kept) -> Iterator[None]:
         """Write down all there is of a queue at this moment, in steps. Only one may be at it: a replay takes the events
@@ -93,8 +94,9 @@ class LeaseLog:
         self._is_busy = True
         try:
             self.note(topic, lease_events.begun())
-            yield from kept.pack(topic.id, topic.epoch, self._engine.now())
-            self._append([kept.packed])
+            for record in kept.in_parts(limits.KEPT_PART, topic.id, topic.epoch, self._engine.now()):
+                self._append([record])
+                yield
         finally:
             self._is_busy = False
 

@@ -11,53 +11,23 @@ What the dead-letter topic is due goes there (deadletters.py); a claim that foun
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import trio
 
 from topics import limits
 from topics.core import lease_events
-from topics.core.claims import Want, deal, divide
-from topics.core.jobs import Jobs
-from topics.core.lease_parts import DISCONNECTED, GIVEN_BACK, Failure, Grant
+from topics.core.lease_parts import DISCONNECTED, GIVEN_BACK, Failure
+from topics.core.lease_settling import bring_up
 from topics.core.leases import Leases
-from topics.core.line import Pick, first_job, jobs_in
+from topics.core.line import jobs_in
 from topics.core.topic import Topic
 from topics.errors import TopicsError
+from topics.shards.queue_passes import Passes, Taker
 from topics.shards.timers import Timer
 
 if TYPE_CHECKING:
     from topics.shards.queues import Queues
-
-TAKER_COST = 32  # of one who gets jobs, in jobs
-
-
-class Taker(Protocol):
-    """Somebody who wants jobs."""
-
-    node: str
-    owner: int  # number of a stream, 0 for a claim
-    batch_bytes: int
-    lease_ms: int | None
-
-    @property
-    def room(self) -> int:
-        """How many jobs it wants now."""
-
-    @property
-    def stays(self) -> bool:
-        """Whether it goes on waiting if a pass has nothing for it."""
-
-    def promise(self) -> None:
-        """Jobs are leased to it: `give` follows, however long their leases take to be logged."""
-
-    def give(self, jobs: Jobs) -> None:
-        """It has these now; their leases are logged if they have to be."""
-
-    def end(self, moves: set[int]) -> None:
-        """There is nothing for it. `moves` are jobs on their way to the dead-letter topic."""
-
-    def fail(self, error: Exception) -> None: ...
 
 
 class Queue:
@@ -69,8 +39,9 @@ class Queue:
         self._queues = queues
         self._engine = queues.engine
         self._takers: dict[Taker, None] = {}  # in their order
-        self._unserved: dict[Taker, int] = {}  # of these: their pass is not over, and what each is to get by it
+        self._passes = Passes(self, queues, self._takers)
         self._was_woken = False  # while the queue was behind
+        self._late: list[Taker] = []  # whose time was up meanwhile
         self._streams: dict[int, Taker] = {}
         self._window: Timer | None = None  # takers gather until it ends
         self._alarm: Timer | None = None
@@ -91,7 +62,7 @@ class Queue:
         """Bring the leases up to now, as far as that fits a turn; whether it did."""
         if not self._engine.expire(self.topic):
             return False
-        return self.leases.settle(first_job(self.topic), self._engine.now())
+        return bring_up(self.topic, self.leases, self._engine.now())
 
     def in_order(self, command: Callable[[], None]) -> None:
         """Run a command when the leases are up to now: at once, unless that takes long or others wait for it. It must
@@ -129,22 +100,23 @@ class Queue:
 
     def claim(self, taker: Taker) -> None:
         """Serve a claim: now, with its cohort, or when there is something. In order."""
-        self._note_use()
-        if self.topic.config.claim_jitter_ms and (self._window is not None or self.ready):
+        self.note_use()
+        # Also if there is nothing yet: something may come in the window. Who would wait for it anyway need not be told.
+        if self.topic.config.claim_jitter_ms and (self._window is not None or self.ready or not taker.stays):
             self._takers[taker] = None
             self._gather()
         elif self.ready:
-            self._pass([taker])
+            self._passes.begin([taker])
         else:
-            self._pass_over(taker, set())
+            self._passes.pass_over(taker, set())
         self._arm()
 
-    def _note_use(self) -> None:
+    def note_use(self) -> None:
         """Who works a queue consumes it, as readers do a log: that counts for its priority."""
         self.topic.last_read_ms = self._engine.now()
 
     def add_stream(self, stream: Taker) -> None:
-        self._note_use()
+        self.note_use()
         self._streams[stream.owner] = stream
         self.leases.streams.open(stream.owner)
         self._takers[stream] = None
@@ -204,8 +176,7 @@ class Queue:
 
     def leave(self, taker: Taker) -> None:
         """It does not want anything any more."""
-        self._takers.pop(taker, None)
-        self._unserved.pop(taker, None)
+        self._passes.leave(taker)
 
     def hungry(self, stream: Taker) -> None:
         """A stream can take jobs again."""
@@ -221,6 +192,7 @@ class Queue:
             self._end_all()
             return
         if not self._takers and not self._streams:
+            self._late.clear()
             return
         behind = self._queues.behind
         if behind.is_behind(self):
@@ -229,25 +201,42 @@ class Queue:
             behind.later(self)
         else:
             self._feed_freed()
-            if self._unserved:
-                self._serve_next()
-                if self._was_woken and not self._unserved:
+            if self._passes.is_serving:
+                self._passes.serve_next()
+                if self._was_woken and not self._passes.is_serving:
                     behind.later(self)
             elif self._takers and self.ready:
                 self._was_woken = False
                 if self.topic.config.claim_jitter_ms:
                     self._gather()
                 else:
-                    self._pass(list(islice(self._takers, self.ready)))
+                    self._passes.begin(list(islice(self._takers, self.ready)))
+            self._end_late()
             self._arm()
+
+    def be_late(self, taker: Taker) -> None:
+        """Its time is up while a pass is near that may have something for it: that is its last."""
+        self._late.append(taker)
+
+    def _end_late(self) -> None:
+        if self._late and not self.gathers and not self._passes.is_serving:
+            some, self._late = self._late[: limits.LOSE_STEP], self._late[limits.LOSE_STEP :]
+            for taker in some:
+                if taker in self._takers:
+                    self._passes.leave(taker)
+                    self._passes.pass_over(taker, set())
+            if self._late:
+                self._queues.behind.later(self)
 
     def _feed_freed(self) -> None:
         """Streams that hold less than before want more."""
         freed = self.leases.streams.freed
-        while freed:
+        for _ in range(min(len(freed), limits.COHORT_STEP)):
             stream = self._streams.get(freed.pop())
             if stream is not None and stream.room:
                 self._takers[stream] = None
+        if freed:
+            self._queues.behind.later(self)
 
     @property
     def gathers(self) -> bool:
@@ -267,108 +256,8 @@ class Queue:
             self._end_all()
             return
         self._feed_freed()
-        self._pass(list(self._takers))
+        self._passes.begin(list(self._takers))
         self._arm()
-
-    def _pass(self, takers: list[Taker]) -> None:
-        """Divide what is ready among the takers. Where that is much, each gets its part in one of several steps."""
-        rooms = [taker.room for taker in takers]
-        if len(takers) == 1 or min(sum(rooms), self.ready) + TAKER_COST * len(takers) <= limits.PASS_JOBS:
-            self._serve(takers, rooms)
-        else:
-            self._unserved.update(zip(takers, divide(self.ready, rooms), strict=True))
-            self._serve_next()
-
-    def _serve_next(self) -> None:
-        """The next takers of a pass that is not over; whoever wants something of the queue waits until it is."""
-        some: dict[Taker, int] = {}
-        cost = 0
-        for taker, share in self._unserved.items():
-            cost += share + TAKER_COST
-            if some and cost > limits.PASS_JOBS:
-                break
-            some[taker] = share
-        self._serve(list(some), list(some.values()))
-        if self._unserved:
-            self._queues.behind.later(self)
-
-    def _serve(self, takers: list[Taker], shares: list[int]) -> None:
-        """Give takers so many jobs at most. Each is out of the queue's list, unless it stays."""
-        try:
-            self._queues.check_open()
-        except TopicsError as error:  # a shard that stops may have stored already who holds what
-            self._refuse(takers, error)
-            return
-        config, leases = self.topic.config, self.leases
-        wants = [Want(min(want, taker.room), taker.batch_bytes, []) for taker, want in zip(takers, shares, strict=True)]
-        limit = config.max_deliveries if config.dead_letter is not None else 0
-        now = self._engine.now()
-        due = deal(self.topic, leases, wants, limit, limits.DEAD_LETTERS_PER_PASS, now)
-        moves = self._queues.dead_letters.start(self, due) if due else set()
-        given: list[tuple[Taker, list[Pick], Grant]] = []
-        for taker, want in zip(takers, wants, strict=True):
-            self.leave(taker)
-            if want.picks:
-                number = self._queues.take_numbers(len(want.picks))
-                deadline = now + (taker.lease_ms or config.lease_ms)
-                seqs = [seq for seq, _ in want.picks]
-                grant = Grant(taker.node, number, deadline, seqs, taker.owner, leases.codes_of(seqs))
-                given.append((taker, want.picks, grant))
-            elif leases.cut_short and want.jobs:
-                self._takers[taker], self._unserved[taker] = None, want.jobs  # the rest of the pass is for it
-                self._queues.behind.later(self)
-            else:
-                self._pass_over(taker, moves)
-        if given:
-            self._grant(given, moves)
-
-    def _refuse(self, takers: list[Taker], error: TopicsError) -> None:
-        for taker in takers:
-            self.leave(taker)
-        for taker in takers:
-            taker.fail(error)
-
-    def _grant(self, given: list[tuple[Taker, list[Pick], Grant]], moves: set[int]) -> None:
-        grants = [grant for _, _, grant in given]
-        jobs: list[tuple[Taker, Jobs]] = []
-
-        def tell() -> None:
-            for taker, got in jobs:
-                self.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
-
-        is_much = sum(TAKER_COST + len(grant.seqs) for grant in grants) > limits.PASS_JOBS // 4
-        if is_much:  # the answers have a turn of their own, and so have those who claim next
-            self._queues.behind.later(self)
-        tell_later = partial(self._queues.behind.later, self, tell) if is_much else tell  # a sync serves many claims
-        try:
-            told_later = self.log(lease_events.claimed(grants), tell_later)
-        except TopicsError as error:
-            for taker, _, grant in given:
-                for seq in grant.seqs:
-                    self.leases.free.put_back(seq)
-                taker.fail(error)
-            return
-        self.leases.claim(grants)
-        for taker, picks, grant in given:
-            jobs.append((taker, Jobs(picks, grant, self.leases)))
-            taker.promise()
-        if not told_later:
-            tell()
-
-    def _hand_over(self, taker: Taker, jobs: Jobs) -> None:
-        """Called by what serves everybody: the log, the moves. One taker's trouble must not become theirs."""
-        self._note_use()
-        try:
-            taker.give(jobs)
-        except Exception as error:
-            self.abandon(self.leases.still_held(jobs.leases), counts=False)
-            taker.fail(error)
-
-    def _pass_over(self, taker: Taker, moves: set[int]) -> None:
-        if not taker.stays:
-            taker.end(moves)
-        elif taker.room:
-            self._takers[taker] = None
 
     def log(self, made: tuple[int, list[Any]], done: Callable[[], None]) -> bool:
         """Log what is about to happen to leases, if this queue does. Whether `done` is called later, when it may be
@@ -430,9 +319,17 @@ class Queue:
             if timer is not None:
                 timer.cancel()
         self._window = self._alarm = None
-        takers = {**self._takers, **dict.fromkeys(self._streams.values())}
-        self._takers, self._unserved = {}, {}
+        takers = [*self._takers, *(stream for stream in self._streams.values() if stream not in self._takers)]
+        self._passes.end()
         for action in tuple(self._for_moves):
             action()
+        for first in range(0, len(takers), limits.LOSE_STEP):
+            some = takers[first : first + limits.LOSE_STEP]
+            if first:  # others have a turn
+                self._queues.behind.later(self, partial(self._lose, some))
+            else:
+                self._lose(some)
+
+    def _lose(self, takers: list[Taker]) -> None:
         for taker in takers:
             self._queues.lose(self, taker)

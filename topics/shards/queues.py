@@ -39,7 +39,8 @@ from topics.shards.deadletters import DeadLetters
 from topics.shards.heads import ClaimHead, TopicHead, WorkHead, read_head
 from topics.shards.leaselog import LeaseLog
 from topics.shards.peers import Peers
-from topics.shards.queue import Queue, Taker
+from topics.shards.queue import Queue
+from topics.shards.queue_passes import Taker
 from topics.shards.reader import BlockReader
 from topics.shards.redrive import Redrives
 from topics.shards.store import Store
@@ -256,7 +257,7 @@ class Queues:
     def _tell(
         self, call: Call, queue: Queue, what: bytes, count: int, skipped: list[int], perf: dict[str, float]
     ) -> None:
-        call.reply({"perf": perf}, replies.settled(queue.topic, what, count, skipped, self.engine.now()))
+        call.reply({"perf": perf}, replies.settled(queue.topic, what, count, skipped, self.engine.state.now_ms))
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -308,7 +309,8 @@ class Claimer:
         self._queues = queues
         self._queue = queue
         self._call = call
-        self._timer: Timer | None = queues.timers.after(wait_ms, self._time_up) if wait_ms else None
+        self._waits_until = trio.current_time() + wait_ms / 1000 if wait_ms else 0.0
+        self._timer: Timer | None = None  # once it has to wait
         self._patience_ends = 0.0  # with the dead letters that it comes across
         call.on_cancel(self._leave)
 
@@ -318,6 +320,9 @@ class Claimer:
 
     @property
     def stays(self) -> bool:
+        if self._timer is None and self._waits_until:
+            left_ms = max(0, 1000 * (self._waits_until - trio.current_time()))
+            self._timer = self._queues.timers.after(left_ms, self._time_up)
         return self._timer is not None and not self._timer.over
 
     def promise(self) -> None:
@@ -355,6 +360,7 @@ class Claimer:
 
     def _time_up(self) -> None:
         if self._queue.gathers:  # there may be something for it in the pass that is near
+            self._queue.be_late(self)
             return
         self._queue.leave(self)
         self._answer(None)
@@ -373,10 +379,14 @@ class Claimer:
             self._give_back(jobs)
             return
         try:
+            shown = jobs.render(queue.leases)[1] if jobs is not None else []
+            if jobs is not None and not shown and queue.ready > 0 and not queue.is_gone:
+                # They were deleted meanwhile, and others are there.
+                queue.claim(self)
+                return
             if jobs is not None:
                 call.if_unheard(partial(self._give_back, jobs))
-            shown = jobs.render(queue.leases)[1] if jobs is not None else []
-            call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.now()))
+            call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.state.now_ms))
         except Exception as error:
             self._give_back(jobs)
             self.fail(error)

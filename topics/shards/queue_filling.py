@@ -1,0 +1,79 @@
+"""Somebody who wants more jobs than fit a step: they are leased a portion at a time, and handed over together.
+
+What is leased is logged like any claim, so a crash amid it leaves leases that nobody was told of, as one right behind a
+claim does. Who goes meanwhile leaves them to the queue, which gives them back.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from topics.core.claims import Want
+from topics.core.jobs import Jobs
+from topics.core.lease_parts import Grant
+from topics.core.leases import Leases
+from topics.core.line import has_levels
+
+if TYPE_CHECKING:
+    from topics.shards.queue_passes import Taker
+
+
+class Filling:
+    __slots__ = ("_bytes", "_over", "_portions", "_unsynced", "deadline", "left", "moves", "taker")
+
+    def __init__(self, taker: "Taker", jobs: int, deadline: int) -> None:
+        self.taker = taker
+        self.left = jobs  # that it may still get
+        self.deadline = deadline  # of all its leases
+        self.moves: set[int] = set()  # dead letters that were come across
+        self._bytes = taker.batch_bytes
+        self._portions: list[Jobs] = []
+        self._unsynced = 0  # portions whose leases are on their way to disk
+        self._over: Callable[[], None] | None = None
+
+    @property
+    def has_jobs(self) -> bool:
+        return bool(self._portions)
+
+    @property
+    def leases(self) -> list[tuple[int, int]]:
+        """The seqs it has got so far, and the numbers of their leases."""
+        return [lease for jobs in self._portions for lease in jobs.leases]
+
+    def want(self, most: int) -> Want:
+        """The next portion."""
+        return Want(min(self.left, most, self.taker.room), max(0, self._bytes), [])
+
+    def fits(self, want: Want) -> bool:
+        """Whether it may have this, too: there is a job that nobody has asked the size of, the first one."""
+        if not self._portions or not want.picks:
+            return True
+        seq, chunk = want.picks[0]
+        return bool(chunk.sizes[seq - chunk.first_seq] <= self._bytes)
+
+    def add(self, want: Want, grant: Grant, leases: Leases) -> None:
+        """It was leased."""
+        self.left -= len(want.picks)
+        self._bytes -= sum([chunk.sizes[seq - chunk.first_seq] for seq, chunk in want.picks])
+        self._portions.append(Jobs.of(want.picks, grant, leases))
+
+    def all_jobs(self, leases: Leases) -> Jobs:
+        return Jobs.joined(self._portions, sort=not has_levels(leases.line))
+
+    # --- the log --------------------------------------------------------------------------------------------------
+
+    def logging(self) -> None:
+        self._unsynced += 1
+
+    def logged(self) -> None:
+        self._unsynced -= 1
+        self._tell()
+
+    def end(self, tell: Callable[[], None]) -> None:
+        """It gets no more: it may be told when all its leases are logged."""
+        self._over = tell
+        self._tell()
+
+    def _tell(self) -> None:
+        if self._over is not None and not self._unsynced:
+            tell, self._over = self._over, None
+            tell()
