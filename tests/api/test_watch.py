@@ -265,6 +265,7 @@ class TestLoss:
             assert gap.data["reason"] == "from_seq_too_old"
             assert (gap.data["gap_from"], gap.data["gap_to"]) == (3, 7)
             assert (gap.data["earliest_seq"], gap.data["head_seq"]) == (8, 10)
+            assert (gap.data["$type"], gap.data["$seq"]) == ("tombstone", 8)
             assert cursor_of(gap) == {name: 7}
             record = stream.next()
             assert [r["$seq"] for r in record.data["records"]] == [8, 9, 10]
@@ -294,6 +295,7 @@ class TestLoss:
         gap = stream.next("tombstone", "record")
         assert gap.name == "tombstone"
         assert (gap.data["reason"], gap.data["gap_from"], gap.data["gap_to"]) == ("recreated", 1, 4)
+        assert gap.data["$seq"] == 1
         assert values_of(stream.records(4)) == list("abcd")
         stream.close()
 

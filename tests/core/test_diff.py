@@ -126,6 +126,7 @@ def test_lost_records_are_told_before_the_first_live_one():
     topic = grow(new_topic(cap_records=2), *numbered(5))
     page = read(topic)
     assert page["tombstone"] == {
+        "$type": "tombstone", "$seq": 4,
         "gap_from": 1, "gap_to": 3, "reason": "cap", "missed_estimate": 3, "earliest_seq": 4, "head_seq": 5,
     }  # fmt: skip
     assert seqs(page) == [4, 5]

@@ -177,6 +177,12 @@ def test_meta_is_limited_in_bytes_as_they_were_sent():
     assert error.detail == {"index": 1, "field": "meta"}
 
 
+@pytest.mark.parametrize("body", [b"", b" \n"])
+def test_a_body_that_is_missing_is_told_from_one_that_is_cut_off(body):
+    assert refused(append, body).message == "the body is empty; it has to be a JSON object"
+    assert "truncated" in refused(append, b'{"records":').message
+
+
 def test_meta_has_at_most_64_keys():
     append(one_record(meta={str(i): "" for i in range(64)}))
     assert "65 keys" in refused(append, one_record(meta={str(i): "" for i in range(65)})).message
@@ -186,6 +192,13 @@ def test_meta_has_at_most_64_keys():
 def test_meta_is_an_object_of_strings(meta):
     error = refused(append, one_record(meta=meta))
     assert error.message.startswith("records[0].meta must be an object of strings")
+
+
+@pytest.mark.parametrize(
+    ("meta", "told"), [([], "strings; other"), ({"a": "1", "b": 2}, 'the value of "b" is none; other')]
+)
+def test_what_is_wrong_with_meta_is_told(meta, told):
+    assert told in refused(append, one_record(meta=meta)).message
 
 
 def test_the_routers_stamp_is_reserved_however_it_is_spelled():
@@ -235,8 +248,6 @@ def test_an_idempotency_key_has_1_to_256_characters(key):
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (b"", "not valid JSON"),
-        (b" ", "not valid JSON"),
         (b"{", "not valid JSON"),
         (b"\xef\xbb\xbf{}", "not valid JSON"),
         (b'{"records":[{"data":1}]} x', "not valid JSON"),

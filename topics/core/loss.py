@@ -22,6 +22,11 @@ class Tombstone(NamedTuple):
     missed: int
 
 
+def resumes_at(reason: str, gap_to: int, earliest_seq: int) -> int:
+    """The first seq after a gap, where its reader goes on: the tombstone's own `$seq`."""
+    return earliest_seq if reason == RECREATED else gap_to + 1
+
+
 class Hole(NamedTuple):
     first: int
     last: int

@@ -14,7 +14,7 @@ from topics.core.config import to_json
 from topics.core.dedup import Duplicates, tell
 from topics.core.diff import Buffer, Plan
 from topics.core.groups import Group
-from topics.core.loss import Tombstone
+from topics.core.loss import Tombstone, resumes_at
 from topics.core.queue_counts import counts
 from topics.core.requests import quoted
 from topics.core.topic import Topic
@@ -77,15 +77,15 @@ def queue_state(topic: Topic, now_ms: int) -> bytes:
 
 
 def group_state(topic: Topic, group: Group, *, created: bool | None = None) -> bytes:
-    fields = _group(topic, group)
-    return opened(
-        {"topic": topic.name, **fields} if created is None else {"topic": topic.name, "created": created, **fields}
-    )
+    made = b"" if created is None else b',"created":%b' % (b"true" if created else b"false")
+    return b'{"topic":%b%b,%b' % (quoted(topic.name), made, _group(group, topic.head_seq, topic.earliest_seq))
 
 
 def group_list(topic: Topic) -> bytes:
     """All groups of a topic; they are not that many."""
-    return opened({"topic": topic.name, "groups": [_group(topic, group) for group in groups.shown(topic)]})
+    head_seq, earliest_seq = topic.head_seq, topic.earliest_seq
+    entries = [b"{%b}" % _group(group, head_seq, earliest_seq) for group in groups.shown(topic)]
+    return b'{"topic":%b,"groups":[%b]' % (quoted(topic.name), b",".join(entries))
 
 
 def group_moved(topic: Topic, group: Group, *, moved: bool) -> bytes:
@@ -102,17 +102,20 @@ def group_place(group: Group) -> bytes:
     return b',"group":%b,"cursor_seq":%d' % (quoted(group.name), group.shown)
 
 
-def _group(topic: Topic, group: Group) -> dict[str, Any]:
-    return {
-        "group": group.name,
-        "cursor_seq": group.shown,
-        "head_seq": topic.head_seq,
-        "earliest_seq": topic.earliest_seq,
-        "lag": groups.lag_of(topic, group),
-        "consumer": group.consumer or None,
-        "created_ts": group.created_ms,
-        "updated_ts": group.moved_ms,
-    }
+def _group(group: Group, head_seq: int, earliest_seq: int) -> bytes:
+    return (
+        b'"group":%b,"cursor_seq":%d,"head_seq":%d,"earliest_seq":%d,"lag":%d,"consumer":%b,"created_ts":%d,"updated_ts":%d'
+        % (
+            quoted(group.name),
+            group.shown,
+            head_seq,
+            earliest_seq,
+            max(0, head_seq - group.shown),
+            quoted(group.consumer) if group.consumer else b"null",
+            group.created_ms,
+            group.moved_ms,
+        )
+    )
 
 
 def _groups_of(topic: Topic) -> bytes:
@@ -251,7 +254,11 @@ def difference(name: str, plan: Plan, pieces: list[Buffer]) -> list[Buffer]:
 
 
 def tombstone(gap: Tombstone, plan: Plan) -> bytes:
-    return b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}' % (
+    return (
+        b'{"$type":"tombstone","$seq":%d,"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,'
+        b'"earliest_seq":%d,"head_seq":%d}'
+    ) % (
+        resumes_at(gap.reason, gap.gap_to, plan.earliest_seq),
         gap.gap_from,
         gap.gap_to,
         gap.reason.encode(),

@@ -75,7 +75,6 @@ class Append(msgspec.Struct, frozen=True):
     create: bool | None
     config: ConfigPatch | None
     disable_backpressure: bool
-    may_configure: bool = True  # False: whoever sent this must not choose what a new topic is like
     dedups: tuple[tuple[int, bytes], ...] = ()  # (index, digest) of the records that have a dedup_key (dedup.py)
     has_terms: bool = False  # some record has a lifetime, a priority or a time
     copied: bool = False  # by the server itself
@@ -111,6 +110,7 @@ _records = msgspec.json.Decoder(list[RecordIn])
 _diff = msgspec.json.Decoder(DiffBody)
 _delete = msgspec.json.Decoder(DeleteBody)
 _meta = msgspec.json.Decoder(dict[str, str])
+_any_meta = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _quote = msgspec.json.Encoder().encode
 
 
@@ -119,14 +119,7 @@ def quoted(text: str) -> bytes:
     return _quote(text)
 
 
-def decode_append(
-    body: bytes | memoryview,
-    topic: str,
-    bounds: Limits,
-    *,
-    header_key: str | None = None,
-    may_configure: bool = True,
-) -> Append:
+def decode_append(body: bytes | memoryview, topic: str, bounds: Limits, *, header_key: str | None = None) -> Append:
     """Check an append body against every limit that needs no topic state."""
     parsed = _decode_append(body, bounds)
     records = parsed.records
@@ -162,7 +155,6 @@ def decode_append(
         parsed.create,
         config,
         parsed.disable_backpressure,
-        may_configure,
         tuple(dedups),
         has_terms,
     )
@@ -233,13 +225,23 @@ def _check_meta(index: int, raw: bytes, bounds: Limits) -> int:
         raise invalid(f"{where} is {len(raw)} bytes; the limit is {bounds.meta_bytes}", index=index, field="meta")
     try:
         pairs = _meta.decode(raw)
-    except msgspec.DecodeError as error:
-        raise invalid(f"{where} must be an object of strings: {error}", index=index, field="meta") from None
+    except msgspec.DecodeError:
+        message = f"{where} must be an object of strings{_other_value(raw)}; other JSON belongs into data"
+        raise invalid(message, index=index, field="meta") from None
     if len(pairs) > limits.META_KEYS_MAX:
         raise invalid(f"{where} has {len(pairs)} keys; the limit is {limits.META_KEYS_MAX}", index=index, field="meta")
     if ROUTER_STAMP.decode() in pairs:
         raise invalid(f"{where}.{ROUTER_STAMP.decode()} is reserved for routers", index=index, field="meta")
     return len(raw)
+
+
+def _other_value(meta: bytes) -> str:
+    """Where in it something else than a string stands."""
+    try:
+        pairs = _any_meta.decode(meta)
+    except msgspec.DecodeError:  # it is no object
+        return ""
+    return next((f': the value of "{key}" is none' for key, raw in pairs.items() if bytes(raw)[:1] != b'"'), "")
 
 
 def check_node(node: str, where: str, bounds: Limits, **detail: int) -> None:
@@ -329,6 +331,8 @@ def _worded(error: msgspec.DecodeError | RecursionError, body: bytes) -> TopicsE
         return invalid("the body is nested too deeply")
     if isinstance(error, msgspec.ValidationError):
         return _refused(str(error))
+    if not body.strip():
+        return invalid("the body is empty; it has to be a JSON object")
     hint = " (half of a surrogate pair, such as \\ud800 alone, cannot be taken)" if _has_surrogate(body) else ""
     return invalid(f"the body is not valid JSON: {error}{hint}")
 

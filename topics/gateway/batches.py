@@ -6,6 +6,7 @@ from typing import NamedTuple, Protocol
 
 from topics.core.blockform import decode_block
 from topics.core.diff import Buffer, Slice, render
+from topics.core.loss import resumes_at
 from topics.core.requests import Diff, quoted
 from topics.core.watching import Subscription
 from topics.errors import TopicsError
@@ -19,6 +20,21 @@ class Gap(NamedTuple):
     gap_to: int
     reason: str
     missed: int
+
+    def members(self, earliest_seq: int, head_seq: int) -> bytes:
+        """Of its tombstone, but for the topic."""
+        return (
+            b'"$type":"tombstone","$seq":%d,"reason":"%b","gap_from":%d,"gap_to":%d,"missed_estimate":%d,'
+            b'"earliest_seq":%d,"head_seq":%d'
+        ) % (
+            resumes_at(self.reason, self.gap_to, earliest_seq),
+            self.reason.encode(),
+            self.gap_from,
+            self.gap_to,
+            self.missed,
+            earliest_seq,
+            head_seq,
+        )
 
 
 class View:

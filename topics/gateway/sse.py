@@ -60,11 +60,8 @@ class Sse:
         ]
 
     def tombstone(self, topic: str, gap: Gap, earliest_seq: int, head_seq: int) -> bytes:
-        return (
-            b'event: tombstone\ndata: {"topic":%b,"reason":"%b","gap_from":%d,"gap_to":%d,"missed_estimate":%d,'
-            b'"earliest_seq":%d,"head_seq":%d}\n\n'
-            % (quoted(topic), gap.reason.encode(), gap.gap_from, gap.gap_to, gap.missed, earliest_seq, head_seq)
-        )
+        members = gap.members(earliest_seq, head_seq)
+        return b'event: tombstone\ndata: {"topic":%b,%b}\n\n' % (quoted(topic), members)
 
     def caught_up(self, topic: str, head_seq: int) -> bytes:
         return b'event: caught-up\ndata: {"topic":%b,"head_seq":%d}\n\n' % (quoted(topic), head_seq)

@@ -14,7 +14,6 @@ from topics.gateway.dispatch import Gateway
 from topics.gateway.messages import Request, Response
 from topics.gateway.questions import Question, answer_of, asking_route
 from topics.gateway.routing import Route
-from topics.keys import ADMIN
 
 
 async def put(gateway: Gateway, request: Request) -> Response:
@@ -44,8 +43,6 @@ def append(request: Request) -> Question:
         head["return_seqs"] = False
     if b"idempotency-key" in request.headers:
         head["key"] = _header_key(request.headers[b"idempotency-key"])
-    if not request.principal.allows(ADMIN):
-        head["may_configure"] = False  # only the shard looks into the body
     if request.principal.prefixes:
         head["prefixes"] = request.principal.prefixes
     return Question("append", head, large=True)

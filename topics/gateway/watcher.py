@@ -14,7 +14,7 @@ import trio
 
 from topics import errors, limits
 from topics.core.cursors import encode_map, encode_token
-from topics.core.loss import RECREATED
+from topics.core.loss import RECREATED, resumes_at
 from topics.errors import TopicsError
 from topics.gateway.batches import Batch, Gap, Renderer, View
 from topics.gateway.feeds import Feeds, next_pause_ms
@@ -326,7 +326,7 @@ class Watcher:
         """The position after the gap. In another life of the topic everything there is comes next."""
         if place.late and gap.reason in LOSSES:
             gap = gap._replace(reason=TOO_OLD)
-        after = earliest_seq - 1 if gap.reason == RECREATED else gap.gap_to
+        after = resumes_at(gap.reason, gap.gap_to, earliest_seq) - 1
         self._send(place, after, [self.renderer.tombstone(place.topic, gap, earliest_seq, place.head_seq)])
         return after
 

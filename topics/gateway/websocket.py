@@ -32,7 +32,7 @@ from topics.gateway.watcher import Watcher
 from topics.gateway.ws_frames import Ack, Command, Credit, Head, Publish, RequestId, Subscribe, Unsubscribe
 from topics.gateway.ws_groups import GroupSubscription, check_credits, check_group_fields, check_same
 from topics.gateway.ws_turns import Turn, Turns
-from topics.keys import ADMIN, ROUTE_SCOPES, Principal, authorise
+from topics.keys import ROUTE_SCOPES, Principal, authorise
 
 log = logging.getLogger(__name__)
 SUBSCRIBE = ROUTE_SCOPES["ws.subscribe"].scopes
@@ -333,8 +333,6 @@ class WsSession:
 
     def _append_head(self, command: Publish) -> dict[str, Any]:
         head: dict[str, Any] = {"topic": command.topic, "return_seqs": command.return_seqs}
-        if not self._principal.allows(ADMIN):
-            head["may_configure"] = False
         if self._principal.prefixes:
             head["prefixes"] = self._principal.prefixes
         return head

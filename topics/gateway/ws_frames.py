@@ -192,11 +192,7 @@ class WsRenderer:
         ]
 
     def tombstone(self, topic: str, gap: Gap, earliest_seq: int, head_seq: int) -> bytes:
-        return (
-            b'{"op":"tombstone","topic":%b,"reason":"%b","gap_from":%d,"gap_to":%d,"missed_estimate":%d,'
-            b'"earliest_seq":%d,"head_seq":%d}'
-            % (quoted(topic), gap.reason.encode(), gap.gap_from, gap.gap_to, gap.missed, earliest_seq, head_seq)
-        )
+        return b'{"op":"tombstone","topic":%b,%b}' % (quoted(topic), gap.members(earliest_seq, head_seq))
 
     def caught_up(self, topic: str, head_seq: int) -> bytes:
         return b'{"op":"caught_up","topic":%b,"head_seq":%d}' % (quoted(topic), head_seq)

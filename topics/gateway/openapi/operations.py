@@ -148,7 +148,7 @@ OPERATIONS: dict[str, Operation] = {
         "topics",
         "Append records",
         "All of them, with seqs in a row, or none; but for duplicates by `dedup_key`, which are left out and listed. "
-        "201 if this created the topic. A `config` takes the scope admin.",
+        "201 if this created the topic.",
         parameters=(
             Parameter("return_seqs", "Whether every seq is listed.", {**BOOL, "default": True}, True),
             Parameter(

@@ -161,11 +161,13 @@ class Record(msgspec.Struct, kw_only=True):
 
 
 class Tombstone(msgspec.Struct):
-    """A gap: records were lost to a cap or a TTL before they were read. Never an error."""
+    """A gap: records were lost before they were read. Never an error."""
 
+    type: Literal["tombstone"] = field(name="$type")
+    seq: int = field(name="$seq")
     gap_from: int
     gap_to: int
-    reason: Literal["cap", "ttl", "mixed", "recreated", "source_trim"]
+    reason: Literal["cap", "ttl", "mixed", "recreated", "source_trim", "crash", "corrupt"]
     missed_estimate: int
     earliest_seq: int
     head_seq: int
