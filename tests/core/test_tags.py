@@ -74,7 +74,7 @@ def test_the_tags_of_many_records_are_indexed_when_somebody_asks():
     index.add(tagged(1, ["a", None] * LATER_RECORDS))
     index.add(tagged(9, ["a"]))
     assert index._parts[0] == {b'"a"': [9]}
-    assert index.records == LATER_RECORDS + 1
+    assert LATER_RECORDS < index.records <= 2 * LATER_RECORDS + 1
     exact = Pattern(TagMatch("Eq", "a"))
     assert LATER_RECORDS < index.at_most(exact) <= 2 * LATER_RECORDS + 1
     assert sorted(index.scan(exact)) == [1, 3, 5, 7, 9]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from topics.core import loss
+from topics.core import loss, timetable
 from topics.core import topic as topic_module
 from topics.core.chunk import Chunk, DataFile
 from topics.core.config import TopicConfig
@@ -17,6 +17,7 @@ from topics.core.ranges import SeqRanges
 from topics.core.render import render_blocks
 from topics.core.requests import decode_append
 from topics.core.tags import GENERATION_RECORDS, Pattern
+from topics.core.terms import lay_terms
 from topics.core.topic import Topic
 from topics.limits import Limits
 
@@ -370,3 +371,21 @@ def test_runs_that_go_at_once_are_entered_as_if_one_by_one(steps: list[tuple[int
         if rest := found[early:]:
             at_once.add_newest(reversed(rest), rest[0][0], loss.TTL)
     assert (at_once.ranges, at_once.floor) == (one_by_one.ranges, one_by_one.floor)
+
+
+def test_the_lifetimes_of_a_removed_topic_are_let_go_of_in_pieces(monkeypatch):
+    monkeypatch.setattr(timetable, "FREE_STEP", 1)
+    topic = new_topic()
+    body = b'{"records":[' + b",".join([b'{"data":1,"ttl_ms":60000}'] * 10_000) + b"]}"
+    request = decode_append(body, "t", Limits())
+    blocks = render_blocks(request.records, None, topic.next_seq, T0)
+    lay_terms(blocks, request.records, T0)
+    topic.append(blocks, T0)
+    assert topic.expiries is not None
+    assert topic.expiries.count == 10_000
+    topic.release_all()
+    assert topic.expiries is None
+    assert topic.faded, "some are left for later"
+    while topic.bury():
+        pass
+    assert not topic.faded

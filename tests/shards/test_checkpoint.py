@@ -286,6 +286,43 @@ def test_many_delete_flags_are_seen_to_in_steps_and_are_those_of_one_instant(
     assert flags_in_files(store, again) == sorted([*first, *late])
 
 
+def give_up(work: Checkpoint) -> None:
+    for _ in work.abandon():
+        pass
+    work.remove_litter()
+
+
+def test_a_topic_that_changes_or_goes_while_a_checkpoint_is_given_up_is_as_the_log_has_it() -> None:
+    driver, topic = stored_topic(256 * 8)
+    others = [f"o{n}" for n in range(6)]
+    for name in others:
+        driver.append(name, [Draft(b"1")])
+        driver.commit()
+    delete(driver, range(5, topic.head_seq + 1, 256))
+    work = driver.store.begin_checkpoint()
+    for _ in work.capture():
+        pass
+    steps = 0
+    for _ in work.abandon():
+        if steps < len(others):  # whatever may come between two steps
+            delete(driver, [20 + steps, 300 + steps])
+            if steps % 2:
+                driver.remove(others[steps])
+            else:
+                driver.append(others[steps], [Draft(b"2")])
+            driver.commit()
+        steps += 1
+    assert steps > len(others)
+    assert not work.captures, "they go one by one"
+    work.remove_litter()
+    driver.checkpoint()
+    assert {found.name for found in driver.store.engine.state.by_id.values() if not found.hidden} == {"t", *others[::2]}
+    assert not driver.store.engine.dirty
+    assert not topic.flips
+    gone = {*range(5, topic.head_seq + 1, 256), *range(20, 20 + len(others)), *range(300, 300 + len(others))}
+    assert flags_in_files(driver.store, topic) == sorted(gone)
+
+
 def test_an_abandoned_checkpoint_owes_its_flags_once_more() -> None:
     driver, topic = stored_topic(256 * 8)
     gone = range(5, topic.head_seq + 1, 256)
@@ -296,7 +333,7 @@ def test_an_abandoned_checkpoint_owes_its_flags_once_more() -> None:
     delete(driver, [7])
     for _ in steps:
         pass
-    work.abandon()
+    give_up(work)
     driver.store.forget(work)
     driver.checkpoint()
     assert flags_in_files(driver.store, topic) == sorted([*gone, 7])
@@ -324,7 +361,7 @@ def test_a_capture_that_fails_half_way_through_a_topic_leaves_its_flags_owed(mon
         with pytest.raises(OSError, match="no file handle"):
             for _ in work.capture():
                 pass
-        work.abandon()
+        give_up(work)
     delete(driver, [11])
     driver.checkpoint()
     driver.append("t", [Draft(b"3")])

@@ -134,6 +134,7 @@ async def test_what_is_gone_from_the_source_stays_in_the_destination_over_a_cras
     async with bench.life():
         await bench.settle()
         assert bench.read("d") == before
+        assert bench.engine.state.topics["d"].last_write_ms is not None
         assert len(bench.read("s")[0]) == 1
         bench.checkpoint()
         assert not bench.engine.state.topics["s"].spent  # the destination has them now

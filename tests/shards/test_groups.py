@@ -11,6 +11,7 @@ import trio
 from tests.shards.queue_shard import QueueShard, serving
 from topics import errors, limits
 from topics.errors import TopicsError
+from topics.shards.fetches import FetchLook
 from topics.testing.faulty_files import FaultyFiles
 
 
@@ -64,6 +65,21 @@ async def test_a_seek_back_ends_the_wait():
         assert fetch.answer is not None
         assert [record["$seq"] for record in fetch.answer["records"]] == [2]
         assert fetch.answer["cursor_seq"] == 1
+
+
+async def test_a_fetch_tells_the_cursor_that_it_has_read_from(monkeypatch):
+    """Records may take a while to be read; another consumer may have acknowledged them by then."""
+    answer = FetchLook.body
+
+    def late(self, topic, plan, pieces):
+        self._group.show(2)
+        return answer(self, topic, plan, pieces)
+
+    async with serving() as shard:
+        await shard.produce(1, 2, topic="t")
+        monkeypatch.setattr(FetchLook, "body", late)
+        told = await group(shard, "fetch", **{"from": "earliest"})
+        assert (told["cursor_seq"], [record["$seq"] for record in told["records"]]) == (0, [1, 2])
 
 
 async def test_a_wait_goes_on_from_where_the_group_is_meanwhile():

@@ -38,9 +38,9 @@ def all_of_it() -> Leases:
     leases.cursor, leases.dead_lettered = 40, 2
     leases.claim([Grant("w1", 10, NOW + 30_000, [41, 43]), Grant("wé", 12, NOW + 60_000, [44], owner=5)])
     leases.release([43], NOW + 5000, NOW, Failure("no bucket", NOW))
-    leases.moving[30] = Move("jobs.dead", 3, NOW, "boom", NOW - 1)
+    leases.moving.put(30, Move("jobs.dead", 3, NOW, "boom", NOW - 1))
     leases._cursors = {9: 44}
-    leases.free.spared = {41: 2}
+    leases.free.spared.put(41, 2)
     return leases
 
 
@@ -135,9 +135,9 @@ def test_the_golden_leases_are_read():
     for event in events[:11]:
         queue.apply(event)
     assert queue.moved == {4, 9}
-    assert (queue.leases.dead_lettered, queue.leases.moving) == (1, {})
-    assert queue.leases._leases[1] == Lease(7, "w1", NOW + 90_000)
-    assert queue.leases._leases[8] == Lease(14, "w2", NOW + 30_000, 2**40)
+    assert (queue.leases.dead_lettered, len(queue.leases.moving)) == (1, 0)
+    assert queue.leases.lease_of(1) == Lease(7, "w1", NOW + 90_000, noted=NOW + 30_000)
+    assert queue.leases.lease_of(8) == Lease(14, "w2", NOW + 30_000, 2**40, NOW + 30_000)
     queue.apply(events[11])
     assert (queue.clean, queue.durable) == (True, False)
     assert queue.leases.snapshot() == all_of_it().snapshot()
@@ -180,8 +180,19 @@ def test_the_table_of_leases():
     assert fields[15] == [False, True, fields[11][2], True]
 
 
+def test_the_table_of_parts():
+    *parts, last = [msgpack.unpackb(record) for record in LEASES[-1].in_parts(1, 7, 3, NOW)]  # type: ignore[union-attr]
+    assert [part[:4] for part in parts] == [[10, 7, 3, NOW]] * 6
+    fields = [part[4][0] for part in parts]
+    assert fields[0] == [0, 0, ["w1"], [[41, 10, NOW + 30_000, 0]], [], [], [], [], [], []]
+    assert fields[1] == [0, 0, ["wé"], [[44, 12, NOW + 60_000, 0, 5]], [], [], [], [], [], []]
+    assert (fields[2][4], fields[3][6]) == ([[43, NOW + 5000]], [[30, "jobs.dead", 3, NOW, "boom", NOW - 1, False]])
+    assert (fields[4][8], fields[5][9]) == ([[43, "no bucket", NOW]], [[41, 2]])
+    assert last == [7, 7, 3, NOW, [False, True, [44, 2, [], [], [], [], [], [[9, 44]], [], []], True]]
+
+
 @pytest.mark.parametrize(("fields", "later"), [(7, ("cursors", "failures", "spared")), (9, ("spared",))])
 def test_leases_as_earlier_versions_kept_them_are_read(fields, later):
     whole = msgpack.unpackb(Kept(all_of_it().snapshot(), clean=True, durable=True).encode(7, 3, NOW))[4][2]
-    expected = msgspec.structs.replace(all_of_it().snapshot(), **{name: {} for name in later})
-    assert Snapshot.unpack(whole[:fields]) == expected
+    expected = msgspec.structs.replace(all_of_it().snapshot(), **{name: getattr(Snapshot(), name) for name in later})
+    assert Leases.of(Snapshot.unpack(whole[:fields])).snapshot() == expected

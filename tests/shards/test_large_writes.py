@@ -155,3 +155,19 @@ async def test_a_large_write_behind_a_change_of_its_topic_is_rendered_when_that_
             for retry in parked or ():
                 retry()
         assert topic.head_seq == 601
+
+
+async def test_a_large_body_does_not_go_with_the_step_that_answers() -> None:
+    """To free it takes a millisecond, which a thread has."""
+    calls: list[Any] = []
+    async with serving() as (service, connection):
+        handler: Any = service
+        append = handler._append_large
+
+        async def append_large(call: Any, *args: Any) -> None:
+            calls.append(call)
+            await append(call, *args)
+
+        handler._append_large = append_large
+        assert (await ask(connection, "append", rich()))["count"] == 600
+        assert calls[0].body == b""

@@ -13,6 +13,7 @@ from topics.core.line import jobs_in
 from topics.core.requests import decode_append
 from topics.core.topic import Topic
 from topics.limits import Limits
+from topics.shards.engine import Engine
 from topics.testing.drafts import Draft
 from topics.testing.driver import Driver
 from topics.testing.fake_clock import FakeClock
@@ -61,6 +62,24 @@ async def test_a_reader_that_waits_behind_them_is_told_of_nothing():
         assert (page["records"], page["tombstone"], page["next_from_seq"]) == ([], None, 3)
         await write(shard, None)
         assert (await shard.call("diff", "t", {"from_seq": 0}))["tombstone"] is None
+
+
+async def test_a_reader_amid_a_clean_stop_leaves_no_doubt_behind(monkeypatch):
+    """It lets go what is over, which is logged; a power loss right after the stop must not look like another."""
+    files, clock, go_idle = FaultyFiles(), FakeClock(), Engine.go_idle
+
+    def go_idle_and_read(self, again=False):
+        go_idle(self, again)
+        clock.advance(1000)
+        self.expire(self.state.topics["t"])
+
+    async with serving(files, clock) as shard:
+        await write(shard, None, 10)
+        monkeypatch.setattr(Engine, "go_idle", go_idle_and_read)
+    monkeypatch.undo()
+    async with serving(files.crash(1, power_loss=True)) as shard:
+        page = await shard.call("diff", "t", {})
+        assert (page["head_seq"], page["tombstone"]) == (2, None)
 
 
 async def test_the_topics_own_ttl_counts_too_and_tells():

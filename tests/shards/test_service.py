@@ -105,7 +105,6 @@ async def test_a_write_that_waits_for_room_hears_of_a_stop() -> None:
         *[(method, {"topic": 5}) for method in ("put", "state", "remove", "append", "diff", "delete")],
         ("append", {"topic": "t", "key": 5}),
         ("append", {"topic": "t", "return_seqs": "no"}),
-        ("append", {"topic": "t", "may_configure": None}),
         ("diff", {"topic": "t", "wait": 1}),
         ("state", {"topic": "t", "touch": "x"}),
         ("remove", {"topic": "t", "if_empty": 0}),

@@ -268,7 +268,7 @@ def test_what_is_durable_happens_in_slices_and_counts_as_durable_when_it_has():
     driver.store.write_group(frames)
     lsn = driver.store.sync_log()
     for step in range(1, 21):
-        assert engine.durable(lsn, lambda: False) is False or step == 20
+        assert engine.durable(lsn, lambda _: False) is False or step == 20
         assert [answer.given for answer in answers] == [True] * step + [False] * (20 - step)
         assert engine.log.durable_lsn == before + step
         assert engine.log.synced_lsn == lsn
@@ -277,7 +277,7 @@ def test_what_is_durable_happens_in_slices_and_counts_as_durable_when_it_has():
         heads = driver.topic("a").head_seq, driver.topic("b").head_seq
         assert heads == ((step + 1) // 2, step // 2)
     assert woken == []  # there was no time left
-    assert engine.durable(lsn, lambda: True)
+    assert engine.durable(lsn, lambda _: True)
     assert woken == [lsn]
 
 
@@ -289,7 +289,7 @@ def test_a_write_behind_one_that_is_durable_but_not_applied_waits_for_it():
     begin_writes(driver, ["a", "a"])
     driver.store.write_group(engine.log.take())
     lsn = driver.store.sync_log()
-    assert not engine.durable(lsn, lambda: False)
+    assert not engine.durable(lsn, lambda _: False)
     (late,) = begin_writes(driver, ["a"])
     engine.durable(lsn)
     assert driver.topic("a").head_seq == 2

@@ -132,7 +132,7 @@ def test_a_shard_that_hangs_disturbs_nobody_else_and_is_reported(server, client)
             bystanders.wait_progress()
             ready = client.once("GET", "/v0/ready")
             assert (ready.status_code, ready.json()["status"], ready.json()["shards_down"]) == (200, "degraded", [0])
-            wait_until(lambda: server.child("shard", 0)["state"] == "starting", "the supervisor to notice")
+            wait_until(lambda: server.child("shard", 0)["state"] == "not answering", "the supervisor to notice")
             bystanders.wait_progress()
     finally:
         os.kill(pid, signal.SIGCONT)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from topics.shards.files import Files
+from topics.shards.slots import PATH, UsedSlots
 from topics.testing.disk_monitor import MonitoredFiles, OrderingViolation
 from topics.testing.faulty_files import FaultyFiles
 
@@ -61,6 +62,13 @@ def test_unlink_before_the_successors_name_is_synced(files, inner):
     with pytest.raises(OrderingViolation, match=r"unlink wal/1 before the name snapshot\.2 is synced"):
         files.unlink("wal/1")
     assert inner.exists("wal/1")
+
+
+def test_marks_of_used_slots_are_no_successors(files):
+    """They are written for frames to come, while a checkpoint lets old ones go."""
+    UsedSlots(files).close()
+    files.open(PATH).write_at(0, [b"x"])
+    files.unlink("wal/1")
 
 
 def test_unlink_before_the_successors_directory_is_synced(files):

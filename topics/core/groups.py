@@ -15,6 +15,7 @@ replayed. Stored form: a record of the groups log is a msgpack array of events, 
 """
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 from typing import Any, Literal
 
 import msgspec
@@ -217,9 +218,10 @@ def lag_of(topic: Topic, group: Group) -> int:
     return max(0, topic.head_seq - group.shown)
 
 
+_name = attrgetter("name")
+
+
 def shown(topic: Topic) -> list[Group]:
     """Those that may be shown, by name."""
     groups = topic.groups
-    return (
-        sorted((group for group in groups.values() if group.published), key=lambda group: group.name) if groups else []
-    )
+    return sorted([group for group in groups.values() if group.published], key=_name) if groups else []

@@ -121,9 +121,6 @@ def config_of_new(name: str, request: Append) -> TopicConfig:
         raise topic_not_found(name, MAY_NOT_CREATE)
     if request.create is None and not config.auto_create:
         raise topic_not_found(name, "and by its config (auto_create) no write creates it: PUT it, or send create:true")
-    if request.config is not None and not request.may_configure:
-        message = "the API key lacks the scope admin, which a write needs that creates its topic with a config"
-        raise TopicsError(errors.FORBIDDEN, message, {"scopes": ["admin"]})
     return config
 
 
@@ -185,7 +182,8 @@ def decide_append(
     if topic.config.discard == "reject":
         check_room(topic, len(request.records), sum([block.size for block in blocks]))
     seq, count = topic.next_seq, len(request.records)
-    return Appended(topic.id, topic.epoch, ts, seq, count, key, blocks, request.dedups, prepared, encoded)
+    dedups = request.dedups if prepared is None else ()
+    return Appended(topic.id, topic.epoch, ts, seq, count, key, blocks, dedups, prepared, encoded)
 
 
 def check_room(topic: Topic, records: int, size: int) -> None:
@@ -295,7 +293,7 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     if event.blocks:
         topic.append(event.blocks, event.ts)
     state.now_ms = max(state.now_ms, event.ts)
-    if event.key or event.dedups:
+    if event.key or event.dedup_count:
         _remember(state, topic, event)
     return topic
 

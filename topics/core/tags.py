@@ -48,7 +48,7 @@ class TagGeneration:
 
     def __init__(self) -> None:
         self._parts: tuple[Index, list[Tags]] = ({}, [])  # the index, and what is not in it yet; changed together
-        self.records = 0
+        self.records = 0  # with a tag, or a few more
 
     def add(self, block: Block) -> None:
         seqs, later = self._parts
@@ -56,7 +56,7 @@ class TagGeneration:
             self.records += _index(seqs, block.first_seq, bytes(block.tags), block.tag_ends)
             return
         later.append((block.first_seq, bytes(block.tags), block.tag_ends[:]))
-        self.records += len({0, *block.tag_ends}) - 1
+        self.records += len(block.tag_ends)
 
     def at_most(self, pattern: Pattern) -> int:
         """No more than so many records match."""

@@ -16,6 +16,7 @@ from topics.core import lifetimes
 from topics.core.bits import runs, span
 from topics.core.block import Block
 from topics.core.chunk import Chunk, excess_in
+from topics.core.coming import ComingKeys
 from topics.core.config import TopicConfig
 from topics.core.deletion import Deletion, Strike, Strikes, strikes_in
 from topics.core.idempotency import KeyWindow
@@ -42,12 +43,12 @@ _last_ts = attrgetter("last_ts")
 
 class Topic:
     __slots__ = (
-        "__weakref__", "applied_lsn", "becoming", "buried", "bytes", "ceiling", "cell", "chunks", "config", "count",
-        "created_ms", "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "faded", "flips", "groups",
-        "head_seq", "held", "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms", "leases",
-        "name", "next_seq", "over", "packs_from", "parked", "pending", "pending_bytes", "pending_keys",
-        "pending_records", "published", "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent",
-        "tag_generations", "waiters",
+        "__weakref__", "applied_lsn", "becoming", "buried", "bytes", "ceiling", "cell", "chunks", "coming", "config",
+        "count", "created_ms", "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "faded", "flips",
+        "groups", "head_seq", "held", "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms",
+        "leases", "name", "next_seq", "over", "packs_from", "parked", "pending", "pending_bytes", "pending_records",
+        "published", "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent", "tag_generations",
+        "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
@@ -73,7 +74,7 @@ class Topic:
         self.over: SeqRanges | None = None  # those whose end waits for the log: nobody is shown them any more
         self.keys: KeyWindow | None = None
         self.tag_generations: list[tuple[int, TagGeneration]] = []  # (last seq it covers or 0 while open, index)
-        self.faded: list[TagGeneration] | None = None  # no longer of use, many at once: each takes its time (`bury`)
+        self.faded: list[object] | None = None  # no longer of use, many at once: each takes its time (`bury`)
         self.last_write_ms: int | None = None
         self.last_read_ms: int | None = None
         self.leases: Leases | None = None  # once something was claimed, asked for more than to wait, or goes back
@@ -96,7 +97,7 @@ class Topic:
         self.pending = 0
         self.pending_records = 0
         self.pending_bytes = 0
-        self.pending_keys: dict[bytes, list[Callable[[], None]]] | None = None  # one list for all of a write
+        self.coming: ComingKeys | None = None  # their keys
         self.parked: list[Callable[[], None]] | None = None
         self.waiters: dict[Callable[[], None], None] | None = None  # long-polls, in their order; none cost nothing
         # Commands behind a large write that is being rendered, or behind very many lifetimes that are over.
@@ -146,10 +147,8 @@ class Topic:
 
     def take_waiting(self) -> list[Callable[[], None]]:
         """Commands that wait for a pending one; nothing waits any more."""
-        waiting = list(self.parked or ())
-        for retries in {id(retries): retries for retries in (self.pending_keys or {}).values()}.values():
-            waiting += retries
-        self.parked, self.pending_keys = None, None
+        waiting = [*(self.parked or ()), *(self.coming.take_all() if self.coming is not None else ())]
+        self.parked = self.coming = None
         return waiting
 
     # --- growing --------------------------------------------------------------------------------------------------
@@ -471,7 +470,8 @@ class Topic:
         """The topic is removed: its files are given back, as for a front."""
         self.close_tags()
         self.drop_tags(self.head_seq)
-        self.expiries = None
+        if self.expiries is not None:
+            self.faded, self.expiries = [*(self.faded or ()), *self.expiries.take_apart()], None
         self.let_go(self.spent or ())
         self.spent = None
         self._drop_front(len(self.chunks))

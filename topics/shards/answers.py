@@ -6,14 +6,13 @@ from typing import Any, NamedTuple
 from topics.core.block import Block
 from topics.core.config import TopicConfig
 from topics.core.dedup import Duplicates, Sifted
-from topics.core.events import Encoded, Event
+from topics.core.events import Appended, CreatedAndAppended, Encoded, Event
 from topics.core.keyruns import NewKeys
 from topics.core.topic import Topic
 
 Done = Callable[[Any], None]
 Fail = Callable[[Exception], None]  # what is not a TopicsError arrives as `internal`
-Retries = list[Callable[[], None]]
-HasTime = Callable[[], bool]
+HasTime = Callable[[int], bool]  # whether there is, for so many records more
 
 
 class Appending(NamedTuple):
@@ -46,3 +45,9 @@ class Pending(NamedTuple):
     event: Event | None  # None: nothing to apply, only its turn to wait for
     done: Done
     fail: Fail
+
+    @property
+    def records(self) -> int:
+        """How many are to be taken in."""
+        event = self.event.appended if type(self.event) is CreatedAndAppended else self.event
+        return event.count if type(event) is Appended else 0

@@ -53,11 +53,16 @@ class CatchUp:
                 await self._more.wait()
 
     def _catch_up(self, queue: "Queue") -> Iterator[None]:
-        waiting = self._waiting[queue]
+        waiting, is_last = self._waiting[queue], False
         while True:
             yield from queue.catch_up()
-            if not waiting:
+            if not waiting and is_last:
                 break
+            if not waiting:  # who is served then has a turn of its own
+                is_last = True
+                yield
+                continue
+            is_last = False
             try:
                 waiting.popleft()()
             except Exception:  # it must not take the others with it

@@ -320,7 +320,7 @@ class Checkpoint:
     ) -> None:
         info = DataFile(self._store.next_file_id, kind, path, int.from_bytes(os.urandom(8), "little"), topic_id)
         self._store.next_file_id += 1
-        self.commit.added.append(info)  # before it is there: `abandon` removes what a failure leaves of it
+        self.commit.added.append(info)  # before it is there: `remove_litter` finds what a failure leaves of it
         entries = datafile.write_data_file(files, info, [stored for _, stored in items])
         for (capture, stored), entry in zip(items, entries, strict=True):
             capture.outputs.append(Output(_chunk_of(stored, entry), stored.dead, info))
@@ -384,24 +384,37 @@ class Checkpoint:
             store.engine.graves.note(topic)
             yield
 
-    def abandon(self) -> None:
-        """Nothing happened: everything captured is still dirty, and what was written is litter."""
+    def abandon(self) -> Iterator[None]:
+        """Nothing happened: everything captured is still dirty. No other checkpoint may begin before this is done, and
+        what was written removed (`remove_litter`). A crash before leaves the log, which has all of it."""
         engine = self._store.engine
+        engine.removed_topics = self.removed + engine.removed_topics
+        self._store.copied += self.moves
         for topic in self.dirty:
             if topic.id in engine.state.by_id:
                 topic.dirty = True
                 engine.dirty.add(topic)
-        engine.removed_topics = self.removed + engine.removed_topics
-        self._store.copied += self.moves
-        for capture in self.captures:
-            for chunk, _ in capture.flips:
-                if self._is_stored(chunk):
-                    _owe_flags(self._store, capture.topic, chunk)
-            if capture.keys and capture.topic.keys is not None:
-                capture.topic.keys.give_back(capture.keys)
-        _remove(self._store.files, self.commit.added)
+            yield
+        self._behind.clear()
+        while self.captures:  # each goes when it is done, as in `install`
+            yield from self._give_back(self.captures.pop())
+
+    def _give_back(self, capture: Capture) -> Iterator[None]:
+        """What was deleted meanwhile is owed with the rest: until now the chunk counted as seen to."""
+        if capture.keys and capture.topic.keys is not None:
+            capture.topic.keys.give_back(capture.keys)
+        for index, (chunk, _) in enumerate(capture.flips):
+            if self._is_stored(chunk):
+                _owe_flags(self._store, capture.topic, chunk)
+            if index % FLIP_STEP == FLIP_STEP - 1:
+                yield
+        yield
 
     # --- in a thread again ----------------------------------------------------------------------------------------
+
+    def remove_litter(self) -> None:
+        """After `abandon`: data files that nobody will refer to."""
+        _remove(self._store.files, self.commit.added)
 
     def sweep(self) -> None:
         """Retire what the snapshot no longer refers to. A crash here leaves litter that recovery removes."""

@@ -356,6 +356,7 @@ class Derivation:
             ids = idtimes.ids_behind(topic, slots[low], floors)
             topic.refill(render(copies.part(low, high), slots[low], at, ids), derived.struck)
             topic.last_ts = max(topic.last_ts, at)
+            topic.last_write_ms = max(topic.last_write_ms or 0, at)
         engine.note_change(topic, records, size)
 
     def _lose(self, topic: Topic, seqs: list[int]) -> None:

@@ -20,6 +20,7 @@ from topics.clock import Clock, ForwardTime
 from topics.core import config as configs
 from topics.core import residence
 from topics.core import state as core
+from topics.core.coming import Retries
 from topics.core.config import ConfigPatch
 from topics.core.dedup import Duplicates
 from topics.core.deletion import Deletion
@@ -43,7 +44,8 @@ from topics.core.topic import SEQ_BASE, Topic
 from topics.errors import TopicsError
 from topics.ids import slot_of
 from topics.shards import expiry
-from topics.shards.answers import Appending, Done, Fail, HasTime, Pending, Rendered, Retries
+from topics.shards.answers import Appending, Done, Fail, HasTime, Pending, Rendered
+from topics.shards.crowds import Crowds
 from topics.shards.endings import Endings
 from topics.shards.files import Register
 from topics.shards.graves import Graves
@@ -73,6 +75,7 @@ class Engine:
         self.holdings = Holdings(state)
         self.quota = Quota()
         self.graves = Graves()
+        self.crowds = Crowds()
         self.endings = Endings(self)
         self.memory = KeyMemory(state, self.graves)
         self.dirty: set[Topic] = set()
@@ -188,8 +191,7 @@ class Engine:
         """End a hold: `first` runs before everything that came meanwhile."""
         held, topic.held = topic.held or [], None
         first()
-        for command in held:
-            command()
+        self.crowds.let_pass(topic, held)
 
     def delete_records(
         self,
@@ -230,7 +232,7 @@ class Engine:
 
     def go_idle(self, again: bool = False) -> None:
         """Note in the log that nothing acked is at risk; the next ungated write waits for its sync."""
-        marked = self.log.last_lsn == self.log.idle_lsn and not again
+        marked = self.log.ends_idle and not again
         if not (marked or self.log.depth or self._pending or self.poisoned):
             self.log.idle_lsn = self.log.put(WentIdle())
 
@@ -241,7 +243,7 @@ class Engine:
         """Whether somebody waits for what is in the log queue to become durable."""
         return bool(self._pending) and self._pending[-1].lsn > self.log.synced_lsn
 
-    def durable(self, lsn: int, has_time: HasTime = lambda: True) -> bool:
+    def durable(self, lsn: int, has_time: HasTime = lambda _: True) -> bool:
         """Everything up to `lsn` is on disk: apply what waited for it and let the answers go, in the order of the log.
 
         Whether that is done; the rest, if there is no time for it, is as if its sync had not ended yet."""
@@ -254,7 +256,7 @@ class Engine:
             else:
                 item.topic.pending -= 1
                 item.done(self._apply(item.topic, item.event, item.lsn) if item.event is not None else None)
-            if not has_time():
+            if not has_time(pending[0].records if pending else 0):
                 break
         all_woken = log.applied_below(pending[0].lsn if pending else lsn + 1, has_time)
         return all_woken and not (pending and pending[0].lsn <= lsn)
@@ -269,6 +271,7 @@ class Engine:
             waiting += item.topic.take_waiting()
         for retry in waiting:  # commands that waited for the ones above: they are refused like any new one
             retry()
+        self.crowds.finish()
 
     def check_writable(self) -> None:
         if self.poisoned is not None:
@@ -323,8 +326,7 @@ class Engine:
             retries = self.settle(topic, event, size) if size is not None else ()
             self.register.set(topic.cell, last_seq)
             done(Appending(name, first_seq, count, topic.head_seq, False, not count, duplicates))
-            for retry in retries:
-                retry()
+            self.crowds.let_go(retries)
             self.wake_readers(topic)
 
         if durability == "ephemeral":
@@ -338,7 +340,7 @@ class Engine:
         topic.pending_records += event.count
         topic.pending_bytes += size
         self.holdings.pended(topic, size)
-        if event.key or event.dedups:
+        if event.key or event.dedup_count:
             self.memory.pend(topic, event)
         return size
 
@@ -347,7 +349,7 @@ class Engine:
         topic.pending_records -= event.count
         topic.pending_bytes -= size
         self.holdings.pended(topic, -size)
-        return self.memory.settle(topic, event) if event.key or event.dedups else []
+        return self.memory.settle(topic, event) if event.key or event.dedup_count else []
 
     def apply_resident(self, topic: Topic, event: Event) -> Any:
         """An event that never reaches the log; its position is that of the topic's last logged event."""
@@ -393,8 +395,7 @@ class Engine:
             retries = self.settle(topic, event, size)
             self.register.set(topic.cell, last_seq)
             done(Appending(name, event.first_seq, event.count, topic.head_seq, True, False, sifted.duplicates))
-            for retry in retries:
-                retry()
+            self.crowds.let_go(retries)
             self.wake_readers(topic)
 
         topic = self._create(created, both, finish, fail)
@@ -447,8 +448,7 @@ class Engine:
                 self.register.set(topic.cell, 0)
             done(result)
             self.wake_readers(topic)
-            for retry in parked:
-                retry()
+            self.crowds.let_pass(topic, parked)
 
         if at_once:
             self._apply(topic, event, self.log.put(event))
@@ -478,12 +478,12 @@ class Engine:
     def unpark(self, topic: Topic, command: Callable[[], None], fail: Fail) -> None:
         """Run a command that waited, then those that waited behind it: again behind it, if it still does."""
         parked, topic.parked = topic.parked or [], None
-        for retry in (lambda: self.redo(command, fail), *parked):
-            retry()
+        self.crowds.let_pass(topic, [lambda: self.redo(command, fail), *parked])
 
     def _park(self, topic: Topic, command: Callable[[], None], fail: Fail) -> None:
         assert topic.parked is not None
         topic.parked.append(lambda: self.redo(command, fail))
+        self.crowds.hasten(topic)
 
     def redo(self, command: Callable[[], None], fail: Fail) -> None:
         """Run a command that had to wait; its refusal goes to its own caller."""

@@ -21,7 +21,7 @@ from topics.shards.engine import Engine
 
 
 class FetchLook(Look):
-    __slots__ = ("_gone", "_group", "_moves", "_request")
+    __slots__ = ("_gone", "_group", "_moves", "_place", "_request")
 
     def __init__(
         self,
@@ -36,12 +36,14 @@ class FetchLook(Look):
         self._group = group
         self._request = request
         self._moves = -1
+        self._place = b""
         self._gone = gone
         self._begin(topic)
 
     def _begin(self, topic: Topic) -> None:
         """From where the group stands. The head may be behind that, while copies are made again after a crash."""
         self._moves = self._group.moves
+        self._place = replies.group_place(self._group)  # also if the group moves on while records are read
         from_seq = min(self._group.shown, topic.head_seq)
         self.asked = self.query = msgspec.structs.replace(self.query, from_seq=from_seq)
 
@@ -55,4 +57,4 @@ class FetchLook(Look):
         return False
 
     def body(self, topic: Topic, plan: Plan, pieces: list[Buffer]) -> list[Buffer]:
-        return [*super().body(topic, plan, pieces), replies.group_place(self._group)]
+        return [*super().body(topic, plan, pieces), self._place]

@@ -17,7 +17,7 @@ topic. A crash before that leaves the group as it was: records may be fetched ag
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import islice
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from topics import errors, limits
@@ -42,6 +42,7 @@ METHODS = tuple(f"group.{call}" for call in ("put", "state", "list", "remove", "
 Then = Callable[[Group], None]
 Takes = Callable[[Group, str], bool]  # whether the call makes the consumer the active one; raises `taken_over`
 Perf = Callable[[], dict[str, float]]
+GroupRow = tuple[str, str, int, int]  # topic, group, cursor, lag
 
 
 class Entry(NamedTuple):
@@ -89,13 +90,11 @@ class Groups:
         self._engine.expire(topic)
         call.reply({"perf": {}}, replies.group_list(topic))
 
-    def rows(self, limit: int, prefixes: Sequence[str]) -> list[tuple[str, str, int, int]]:
-        """For metrics: topic, group, cursor and lag of some groups, in the order of their names."""
-        return list(islice(self._rows(tuple(prefixes)), limit))
-
-    def _rows(self, prefixes: tuple[str, ...]) -> Iterator[tuple[str, str, int, int]]:
-        for topic in sorted(self._log.topics.values(), key=lambda topic: topic.name):
-            if not prefixes or topic.name.startswith(prefixes):
+    def rows(self, prefixes: Sequence[str]) -> Iterator[GroupRow]:
+        """For metrics, in the order of names. Whatever may happen between two of them."""
+        allowed = tuple(prefixes)
+        for topic in sorted(self._log.topics.values(), key=attrgetter("name")):
+            if topic.published and (not allowed or topic.name.startswith(allowed)):
                 for group in core.shown(topic):
                     yield topic.name, group.name, group.shown, core.lag_of(topic, group)
 

@@ -41,7 +41,6 @@ class AppendHead(msgspec.Struct, frozen=True, gc=False):
     topic: str
     return_seqs: bool = True
     key: str | None = None
-    may_configure: bool = True  # false: a config must not create a topic
     prefixes: tuple[str, ...] | None = None  # as for put
 
 

@@ -104,7 +104,7 @@ def _event_fields(event: Event) -> Line:
         sizes = {"n": event.count, "blocks": len(event.blocks), "text_bytes": sum(len(b.text) for b in event.blocks)}
         shown = {name: fields[name] for name in ("topic_id", "epoch", "ts", "first_seq")}
         keys = {"key": event.key.hex()} if event.key else {}
-        return shown | sizes | keys | ({"dedup_keys": len(event.dedups)} if event.dedups else {})
+        return shown | sizes | keys | ({"dedup_keys": event.dedup_count} if event.dedup_count else {})
     if "ranges" in fields and fields["ranges"] is not None:
         fields["n"] = fields.pop("ranges").count
     if "config" in fields:

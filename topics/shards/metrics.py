@@ -9,7 +9,7 @@ from topics.board import FSYNC_BOUNDS_US
 from topics.core.queue_counts import counts
 from topics.core.topic import Topic
 from topics.shards.committer import Committer
-from topics.shards.groups import Groups
+from topics.shards.groups import GroupRow, Groups
 from topics.shards.store import Store
 
 
@@ -23,12 +23,18 @@ class Totals:
         self.records = 0
         self.bytes = 0
         self.rows: list[list[Any]] = []  # of some topics, in the order of their names
+        self.group_rows: list[GroupRow] = []  # of some groups, as well
 
     def add_rows(self, store: Store, limit: int, prefixes: Sequence[str]) -> Iterator[None]:
         state = store.engine.state
         for name in list(islice(state.list_names("", "", prefixes), limit)):
             if name in state.topics:
                 self.rows.append(_row(state.topics[name], store.engine.now()))
+            yield
+
+    def add_groups(self, groups: Groups, limit: int, prefixes: Sequence[str]) -> Iterator[None]:
+        for row in islice(groups.rows(prefixes), limit):
+            self.group_rows.append(row)
             yield
 
     def add_all(self, store: Store) -> Iterator[None]:
@@ -50,8 +56,6 @@ def collect(
     totals: Totals,
     groups: Groups,
     damaged_blocks: int,
-    rows: int,
-    prefixes: Sequence[str],
 ) -> dict[str, Any]:
     engine = store.engine
     times = committer.sync_times
@@ -85,7 +89,7 @@ def collect(
         "damage": {"log_ranges": store.damaged_ranges, "blocks": damaged_blocks},
         "per_topic": totals.rows,
         "groups": groups.count,
-        "per_group": groups.rows(rows, prefixes),
+        "per_group": totals.group_rows,
     }
 
 

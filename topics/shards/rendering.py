@@ -30,6 +30,9 @@ def render(memory: KeyMemory, topic: Topic, request: Append, ts: int, ids: Ids |
     blocks = render_blocks(kept.records, kept.node, topic.next_seq, ts, ids)
     if kept.has_terms and blocks:
         lay_terms(blocks, kept.records, ts)
+        for block in blocks:
+            if block.extras is not None and block.extras.expiries is not None:
+                block.extras.expiries.bounds  # noqa: B018 - the timetable will ask
     keys = prepare(kept.dedups, topic.next_seq, ts) if kept.dedups else None
     encoded = Encoded(blocks) if topic.config.durability != "ephemeral" else None
     return Rendered(Sifted(kept, Told.ahead(duplicates)), blocks, keys, encoded, topic.config)

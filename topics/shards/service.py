@@ -6,7 +6,7 @@
     list        after, prefix, limit, prefixes, touch         names, sizes, more   entries, joined
     remove      topic, if_empty                               deleted, perf        open fragment
     append      topic, return_seqs, key,         records      created, perf        open fragment
-                may_configure (false: a config must not create), prefixes
+                prefixes
     diff        topic, wait (false: answer now)  query        perf                 open fragment
     follow      see follow.py
     places, seek    see places.py
@@ -24,7 +24,6 @@ Bodies are the client's bytes, untouched. An open fragment is a JSON object with
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import islice
 from math import inf
 from typing import Any
 
@@ -54,7 +53,6 @@ from topics.shards.heads import (
     AppendHead,
     DiffHead,
     FollowHead,
-    ListHead,
     PutHead,
     RemoveHead,
     StateHead,
@@ -62,6 +60,7 @@ from topics.shards.heads import (
     read_head,
 )
 from topics.shards.idsalt import config_of_new
+from topics.shards.listing import Listing
 from topics.shards.places import METHODS as PLACE_METHODS
 from topics.shards.places import Places
 from topics.shards.polls import Polls
@@ -126,7 +125,7 @@ class Service:
         return {
             "put": self._writes(self.put),
             "state": self.state,
-            "list": self.page,
+            "list": Listing(self._engine).page,
             "remove": self._writes(self.remove),
             "append": self._writes(self.append),
             "diff": self.diff,
@@ -231,24 +230,6 @@ class Service:
         else:
             self.queues.of(topic).in_order(reply)
 
-    def page(self, call: Call) -> None:
-        """One page of this shard's topics in name order; the gateway merges the pages of all shards."""
-        head = read_head(call.head, ListHead)
-        limit = min(head.limit, limits.LIST_PAGE_MAX)
-        names = list(islice(self._engine.state.list_names(head.after, head.prefix, head.prefixes or ()), limit + 1))
-        now = self._engine.now()
-        entries = []
-        for name in names[:limit]:
-            topic = self._engine.state.topics[name]
-            if not self._engine.expire(topic):
-                self._engine.endings.later(topic, lambda: self.page(call), call.fail)
-                return
-            if head.touch:
-                topic.last_read_ms = now
-            entries.append(replies.topic_summary(topic, now))
-        sizes = [len(entry) for entry in entries]
-        call.reply({"names": names[:limit], "sizes": sizes, "more": len(names) > limit}, b"".join(entries))
-
     def remove(self, call: Call) -> None:
         head = read_head(call.head, RemoveHead)
         name = check_topic_name(head.topic)
@@ -342,8 +323,10 @@ class Service:
     async def _append_large(self, call: Call, head: AppendHead, name: str) -> None:
         """Decode and render a large write in a thread. Its body counts until it is logged or refused."""
         give_back = self.bodies.take(call.body_bytes)
+        spent: list[object] = []
         try:
             request = await run_aside(lambda: _decode(call.body, name, head, self._store.bounds))
+            spent += call.give_body(), request
             patience_ms = inf if request.disable_backpressure else limits.LARGE_WRITE_WAIT_MS
             await self._wait_for_room(patience_ms)
             if not request.disable_backpressure:
@@ -353,6 +336,8 @@ class Service:
         except BaseException:
             give_back()
             raise
+        del request
+        await run_aside(spent.clear)
 
     async def _append_rendered(self, name: str, request: Append, done: Done, fail: Fail) -> None:
         """The topic is held while the records are rendered, other topics are not. Cancelled before, nothing is written;
@@ -466,7 +451,7 @@ def _before(first: Callable[[], None], then: Callable[[Any], None]) -> Callable[
 
 
 def _decode(body: bytes, name: str, head: AppendHead, bounds: Limits) -> Append:
-    request = decode_append(body, name, bounds, header_key=head.key, may_configure=head.may_configure)
+    request = decode_append(body, name, bounds, header_key=head.key)
     if request.config is not None:
         _check_names(request.config, head.prefixes)
     return request

@@ -24,7 +24,7 @@ from topics.rpc.calls import Call, Handler
 from topics.shards import wal
 from topics.shards.backup import Backups
 from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot
-from topics.shards.checkpoint import Unneeded
+from topics.shards.checkpoint import Checkpoint, Unneeded
 from topics.shards.cold import ColdTier
 from topics.shards.cold_files import ColdFiles
 from topics.shards.committer import Committer, Threads
@@ -43,6 +43,7 @@ from topics.shards.service import METHODS, Service
 from topics.shards.sessions import Sessions
 from topics.shards.slices import in_slices
 from topics.shards.store import Store
+from topics.shards.young import YoungCollections
 
 log = logging.getLogger(__name__)
 IDLE_AFTER_S = 1.0
@@ -87,6 +88,7 @@ class Shard:
         self._wal_file_bytes = wal_file_bytes
         self._own_process = own_process
         self._closed = False
+        self._young = YoungCollections()
         self._progress = 0.0
         self._poisoned = trio.Event()
         self._reason = ""
@@ -98,6 +100,7 @@ class Shard:
         self.service: Service | None = None
         self.committer: Committer | None = None
         self.ready = trio.Event()
+        self.orphaned = False  # the server was killed: leases that are not durable end with it, as in any crash
         self.handlers: Mapping[str, Handler] = {
             "health": self.health,
             "metrics": self.metrics,
@@ -113,8 +116,10 @@ class Shard:
     def _when_ready(self, method: str) -> Handler:
         def handle(call: Call) -> None:
             handler = self._served.get(method)
-            if handler is None:
+            if handler is None or self.store is None:
                 raise self._not_ready()
+            if self._own_process:
+                self._young.note_call(self.store.engine.log)
             handler(call)
 
         return handle
@@ -154,7 +159,8 @@ class Shard:
         await in_slices(totals.add_rows(store, rows, prefixes))
         service = self.service
         assert service is not None
-        call.reply(collect(store, committer, totals, service.groups, service.reader.damaged_blocks, rows, prefixes))
+        await in_slices(totals.add_groups(service.groups, rows, prefixes))
+        call.reply(collect(store, committer, totals, service.groups, service.reader.damaged_blocks))
 
     def checkpoint_now(self, call: Call) -> None:
         async def run() -> None:
@@ -265,15 +271,19 @@ class Shard:
         with trio.move_on_after(DRAIN_S):
             await self.committer.flushed()
             await in_slices(self.service.sessions.save())
-            self.service.queues.save()
+            if not self.orphaned:
+                self.service.queues.save()
             await self.committer.flushed()
 
     async def _finish(self) -> None:
         """Store everything, mark the log complete, close."""
         assert self.store is not None and self.committer is not None
         await self._checkpoint_alone([])  # other shards stop too: nobody is asked what it wants
-        self.store.engine.go_idle()
-        await self.committer.flushed()
+        engine = self.store.engine
+        while not engine.log.ends_idle and engine.poisoned is None:  # reads go on, and may log what is over
+            engine.go_idle()
+            await self.committer.flushed()
+        self.committer.end()  # in this very step: behind the mark nothing may follow
         await trio.to_thread.run_sync(self.committer.stop)
         self.store.close()
         self._closed = True
@@ -315,7 +325,7 @@ class Shard:
             await in_slices(work.capture())
             await self.committer.flushed(work.needs_lsn)
             if self._poisoned.is_set():
-                work.abandon()
+                await self._abandon(work)
                 return False
             await self._store_in_thread(work.write)
         except Exception as error:
@@ -324,7 +334,7 @@ class Shard:
                 self._poison(f"snapshot: {error}")
                 return False
             log.warning("checkpoint put off: %s", error, exc_info=not isinstance(error, OSError))
-            work.abandon()
+            await self._abandon(work)
             return False
         await in_slices(work.install())
         store.forget(work)
@@ -332,6 +342,11 @@ class Shard:
         if self._own_process:
             gc.freeze()
         return True
+
+    async def _abandon(self, work: Checkpoint) -> None:
+        """Not cancelled, as all of a checkpoint: what was captured and not given back would never be stored."""
+        await in_slices(work.abandon())
+        await self._store_in_thread(work.remove_litter)
 
     async def _store_in_thread(self, work: Callable[[], None]) -> None:
         """Beside other work, and the last thing before the end at once."""
@@ -400,10 +415,13 @@ class Shard:
 
     async def _prepare_spares(self) -> None:
         assert self.committer is not None
+        service = self.service
+        assert service is not None
         while True:
             rotated = self.committer.rotated
             try:
-                await trio.to_thread.run_sync(wal.prepare_spare, self._files, self._wal_file_bytes)
+                prepare = partial(wal.prepare_spare, go_on=lambda: not service.draining)
+                await run_aside(prepare, self._files, self._wal_file_bytes)
             except OSError as error:
                 log.warning("no spare log file prepared: %s", error)
             await rotated.wait()

@@ -60,8 +60,12 @@ def page_body(name: str, page: Page) -> bytes:
     gap = b"null"
     if page.tombstone is not None:
         first, last, reason, missed = page.tombstone
-        gap = b'{"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,"earliest_seq":%d,"head_seq":%d}' % (
-            first, last, reason.encode(), missed, page.earliest_seq, page.head_seq,
+        after = page.earliest_seq if reason == "recreated" else last + 1
+        gap = (
+            b'{"$type":"tombstone","$seq":%d,"gap_from":%d,"gap_to":%d,"reason":"%b","missed_estimate":%d,'
+            b'"earliest_seq":%d,"head_seq":%d}'
+        ) % (
+            after, first, last, reason.encode(), missed, page.earliest_seq, page.head_seq,
         )  # fmt: skip
     return (
         b'{"topic":"%b","records":[%b],"next_from_seq":%d,"head_seq":%d,"earliest_seq":%d,"caught_up":%b,"tombstone":%b,"lag":%d'

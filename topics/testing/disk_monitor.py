@@ -8,8 +8,9 @@
 | nothing is acknowledged before its bytes, its file's name  | the acknowledged write could be gone                    |
 | and that of each new directory above it are synced         |                                                         |
 
-The second rule leaves out `exempt` paths (the log, temporary files, spares: their loss is what recovery is for) and
-register files, which promise nothing beyond the process. Unlinking a ".tmp" file is always allowed: it is no one's
+The second rule leaves out `exempt` paths (the log, temporary files, spares: their loss is what recovery is for; the
+marks of used slots, which are written beside a checkpoint and ahead of frames that no log has yet) and register files,
+which promise nothing beyond the process. Unlinking a ".tmp" file is always allowed: it is no one's
 predecessor. After a failed sync a file counts as unsynced for good; a restart begins with a new monitor, which takes
 what it finds for durable. The monitor changes nothing on the disk; a lock keeps its notes straight between threads.
 
@@ -22,6 +23,7 @@ import threading
 from collections.abc import Callable, Hashable, Iterator, Sequence
 
 from topics.shards.files import Buffer, File, Files, Register
+from topics.shards.slots import PATH as MARKS
 
 
 class OrderingViolation(AssertionError):
@@ -29,7 +31,7 @@ class OrderingViolation(AssertionError):
 
 
 def is_exempt(path: str) -> bool:
-    return path.startswith("wal/") or path.endswith((".tmp", "spare"))
+    return path.startswith("wal/") or path.endswith((".tmp", "spare")) or path == MARKS
 
 
 class _Record:

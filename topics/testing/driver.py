@@ -312,9 +312,9 @@ class Driver:
                 raise Poisoned(str(error)) from error
             for info in self.work.commit.added:
                 self._excused |= {info.path, datafile.index_path(info.path)}
-            self.work.abandon()
-            self.work = None
-            self.abandoned += 1
+            list(self.work.abandon())
+            self.work.remove_litter()
+            self.work, self.abandoned = None, self.abandoned + 1
 
     def checkpoint_steps(self) -> Iterator[Callable[[], None]]:
         """The stages of one checkpoint; anything may happen between two of them."""

@@ -1,0 +1,92 @@
+"""The steps of a shard's loop are measured: all of them, and what is long is found."""
+
+import threading
+import time
+
+import pytest
+import trio
+
+from loadtest.stepped_shard import LONG_NS, Steps, sample
+from loadtest.steps import main, measure
+from loadtest.steps_scenarios import SCENARIOS
+from topics.rpc.turns import turns
+
+TINY = 0.01
+
+
+def work(took_ns: int = 3 * LONG_NS) -> None:
+    """So much processor time of this thread."""
+    until = time.thread_time_ns() + took_ns
+    while time.thread_time_ns() < until:
+        pass
+
+
+async def in_a_step() -> None:
+    work()
+
+
+async def in_a_callback() -> None:
+    trio.lowlevel.current_trio_token().run_sync_soon(work)
+
+
+async def at_the_end_of_a_turn() -> None:
+    turns().at_end(work)
+
+
+@pytest.mark.parametrize(
+    ("act", "what"),
+    [(in_a_step, "in_a_step"), (in_a_callback, "run_sync_soon"), (at_the_end_of_a_turn, "the end of a turn")],
+)
+def test_what_takes_long_is_named(act, what):
+    async def run() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(act)
+        await trio.sleep(0.001)
+
+    steps = Steps()
+    trio.run(run, instruments=[steps])
+    longest = steps.seen.told()["longest"][0]
+    assert what in longest["what"]
+    assert longest["ms"] >= 3 * LONG_NS / 1e6
+    assert steps.seen.long >= 1
+
+
+def test_a_long_step_is_seen_from_another_thread():
+    steps = Steps()
+    threading.Thread(target=sample, args=(steps, threading.get_ident()), daemon=True).start()
+
+    async def run() -> None:
+        number = steps.number
+        while not steps.samples:  # for as long as it takes
+            work(1000)
+        assert steps.number == number, "all in one step"
+
+    trio.run(run, instruments=[steps])
+
+
+async def test_a_scenario_runs_against_a_real_shard():
+    (scenario,) = [scenario for scenario in SCENARIOS if scenario.name == "append"]
+    told = await measure(scenario, TINY)
+    assert told["steps"] > 5 * 4, "each of five writes comes, goes to the log, is applied and answered"
+    assert told["longest"][0]["ms"] > 0
+    assert told["turn_ms"] >= told["longest"][0]["ms"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
+async def test_every_scenario_runs(scenario):
+    assert (await measure(scenario, TINY))["steps"] > 0
+
+
+def test_the_table(capsys):
+    main(["--only", "list", "--scale", str(TINY), "--stacks"])
+    head, line, *more = capsys.readouterr().out.splitlines()
+    assert head.startswith("scenario")
+    assert line.startswith("list")
+    assert " ms  " in more[0]
+
+
+def test_an_unknown_scenario_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["--only", "nothing"])
+    assert "no such scenario: nothing" in capsys.readouterr().err
