@@ -27,6 +27,7 @@ DIFF_BYTES = 8 << 20
 PLACES = ("same shard", "other shard")
 CLASSES = ("disk", "fsync")
 CONNECTIONS = 8
+LONGER = 2  # than other open-loop measurements: a p99 of a few hundred answers says little
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -62,7 +63,7 @@ def _probe(bench: Bench, server: Server, state: str) -> dict[str, Sample]:
     }
     # Enough connections that a slow answer does not delay the next request.
     groups = [[Write([name], n, 1) for n in range(CONNECTIONS)] for name in names.values()]
-    loads = paced_loads(address_of(server), groups, bench.sizes.paced_rate, bench.sizes.paced_seconds)
+    loads = paced_loads(address_of(server), groups, bench.sizes.paced_rate, LONGER * bench.sizes.paced_seconds)
     check(address_of(server), [ledger for load in loads for ledger in load.ledgers])
     return {row: _sample(load) for row, load in zip(names, loads, strict=True)}
 
