@@ -11,12 +11,15 @@ Lines on stdin are orders: `begin` forgets what was seen, `end` tells it as one 
 import argparse
 import gc
 import json
+import signal
 import sys
 import threading
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import FrameType
 from typing import Any
 
 import trio
@@ -57,12 +60,18 @@ class Steps(trio.abc.Instrument):
     def __init__(self) -> None:
         self.seen = Seen()
         self.number = 0  # of what is under way
-        self.samples: Counter[tuple[str, ...]] = Counter()  # where it was seen, by the sampler
+        self.is_idle = True  # the loop waits
+        self.samples: Counter[tuple[str, ...]] = Counter()  # where it was seen, see `sampling`
         self._last_ns = self._turn_ns = self._gc_ns = 0
-        gc.callbacks.append(self._collecting)
 
     def before_run(self) -> None:
+        gc.callbacks.append(self._collecting)
+        self.is_idle = False
         self._last_ns = self._turn_ns = time.thread_time_ns()
+
+    def after_run(self) -> None:
+        self.is_idle = True
+        gc.callbacks.remove(self._collecting)
 
     def before_task_step(self, task: trio.lowlevel.Task) -> None:
         self._passed("the loop itself", None)
@@ -72,8 +81,10 @@ class Steps(trio.abc.Instrument):
 
     def before_io_wait(self, timeout: float) -> None:  # called before that of `Turns`, which came later
         self._passed("the loop itself", None)
+        self.is_idle = True
 
     def after_io_wait(self, timeout: float) -> None:
+        self.is_idle = False
         self._passed("the end of a turn", None)
         self.seen.turn_ns = max(self.seen.turn_ns, self._last_ns - self._turn_ns)
         self._turn_ns = self._last_ns
@@ -105,16 +116,35 @@ def _awaiting(task: trio.lowlevel.Task) -> list[str]:
     return [code.co_qualname for code in reversed(frames) if "/topics/" in code.co_filename][:3]
 
 
-def sample(steps: Steps, loop_thread: int) -> None:
-    """In a thread: look again and again at what takes long."""
-    number = -1
-    while True:
-        time.sleep(SAMPLE_S)
-        if steps.number == number:
-            frames = traceback.extract_stack(sys._current_frames()[loop_thread])[-FRAMES:]
-            if steps.number == number:
-                steps.samples[tuple(_lines(frames))] += 1
-        number = steps.number
+@contextmanager
+def sampling(steps: Steps) -> Iterator[None]:
+    """Look again and again at what takes long. Of the main thread only.
+
+    The loop's own thread looks where it is, when a signal asks it to. A look from another thread would be simpler, but
+    `sys._current_frames` can lock up a process whose threads come and go.
+    """
+
+    def look(_signum: int, frame: FrameType | None) -> None:
+        if not steps.is_idle and asked == steps.number:
+            steps.samples[tuple(_lines(traceback.extract_stack(frame)[-FRAMES:]))] += 1
+
+    def ask() -> None:
+        nonlocal asked
+        while not over.wait(SAMPLE_S):
+            if not steps.is_idle and asked == steps.number:
+                signal.pthread_kill(loop_thread, signal.SIGUSR2)
+            asked = steps.number
+
+    asked, over, loop_thread = -1, threading.Event(), threading.get_ident()
+    before = signal.signal(signal.SIGUSR2, look)
+    asker = threading.Thread(target=ask, daemon=True)
+    asker.start()
+    try:
+        yield
+    finally:
+        over.set()
+        asker.join()
+        signal.signal(signal.SIGUSR2, before)
 
 
 def _lines(frames: list[traceback.FrameSummary]) -> Iterator[str]:
@@ -140,9 +170,8 @@ def main(argv: list[str]) -> None:
     args, steps = parse_args(rest), Steps()
     settle_in()
     threading.Thread(target=obey, args=(steps,), daemon=True).start()
-    if own.stacks:
-        threading.Thread(target=sample, args=(steps, threading.get_ident()), daemon=True).start()
-    trio.run(serve, args, instruments=[steps])
+    with sampling(steps) if own.stacks else nullcontext():
+        trio.run(serve, args, instruments=[steps])
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """The steps of a shard's loop are measured: all of them, and what is long is found."""
 
+import gc
 import threading
 import time
 
 import pytest
 import trio
 
-from loadtest.stepped_shard import LONG_NS, Steps, sample
+from loadtest.stepped_shard import LONG_NS, Steps, sampling
 from loadtest.steps import main, measure
 from loadtest.steps_scenarios import SCENARIOS
 from topics.rpc.turns import turns
@@ -51,9 +52,8 @@ def test_what_takes_long_is_named(act, what):
     assert steps.seen.long >= 1
 
 
-def test_a_long_step_is_seen_from_another_thread():
-    steps = Steps()
-    threading.Thread(target=sample, args=(steps, threading.get_ident()), daemon=True).start()
+def test_where_a_long_step_is_is_seen():
+    steps, threads, callbacks = Steps(), threading.active_count(), len(gc.callbacks)
 
     async def run() -> None:
         number = steps.number
@@ -61,7 +61,9 @@ def test_a_long_step_is_seen_from_another_thread():
             work(1000)
         assert steps.number == number, "all in one step"
 
-    trio.run(run, instruments=[steps])
+    with sampling(steps):
+        trio.run(run, instruments=[steps])
+    assert (threading.active_count(), len(gc.callbacks)) == (threads, callbacks), "nothing of it is left"
 
 
 async def test_a_scenario_runs_against_a_real_shard():

@@ -318,7 +318,7 @@ async def test_one_whose_time_is_up_while_others_are_served_is_told_that_there_i
                 await shard.produce("one job: the first is asked, nobody else")
                 await until(lambda: "first" in answers)
                 shard.queues.behind.later(found)
-                second._time_up()  # type: ignore[attr-defined]
+                second._timer.fire()  # type: ignore[attr-defined]
                 assert found._late == [second]
         assert answers == {"first": [1], "second": []}
 
