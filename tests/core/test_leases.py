@@ -83,6 +83,11 @@ def counts(topic: Topic, leases: Leases, now: int) -> tuple[int, int]:
     return leases.ready(topic.count), leases.in_flight
 
 
+def entries(leases: Leases) -> tuple[int, int]:
+    """How many deadlines and delays are kept."""
+    return leases._deadlines.size, leases._delayed._calendar.size
+
+
 # --- division -----------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +184,40 @@ def test_a_lease_that_is_made_shorter_ends_earlier_and_can_be_made_longer_again(
     assert counts(topic, leases, 2001) == (1, 1)
 
 
+@pytest.mark.parametrize(
+    "way", ["acked", "nacked", "nacked for later", "deleted", "evicted", "shortened", "claimed anew"]
+)
+def test_nothing_waits_for_the_deadline_of_a_lease_that_is_over(way):
+    """With leases of a day that would be all that was done in a day."""
+    day = 86_400_000
+    topic, leases = queue(1000)
+    for now in range(100):
+        [seqs] = claim(topic, leases, now, 10, lease_ms=day)
+        if way == "acked":
+            leases.leave(seqs[:9])
+            delete(topic, seqs[:9])
+        elif way == "nacked":
+            leases.release(seqs[:9], now, now)
+        elif way == "nacked for later":
+            leases.release(seqs, now + day, now)
+            leases.drop_range(seqs[0], seqs[8])
+        elif way == "deleted":
+            delete(topic, seqs[:9])
+        elif way == "evicted":
+            topic.delete(seqs[9], None)
+        elif way == "shortened":
+            leases.extend(seqs, now + 1000)
+            leases.extend(seqs, now + 50)
+        else:
+            leases.extend(seqs, now + 1)
+            settle(topic, leases, now + 2)
+        settle(topic, leases, now)
+        assert sum(entries(leases)) <= leases.in_flight + leases._delayed.count <= 1000
+    assert counts(topic, leases, 100 + day) == (topic.count, 0)
+    assert entries(leases) == (0, 0)
+    assert leases.next_due is None
+
+
 def test_an_expired_lease_can_be_extended_until_somebody_else_has_the_job():
     topic, leases = queue(1)
     claim(topic, leases, 0, 1)
@@ -253,7 +292,7 @@ def test_however_many_jobs_change_at_once_a_step_is_a_step(way, monkeypatch):
         over = leases.settle(topic.earliest_seq, now)
         assert len(done) <= 2 * limits.FORGET_STEP
         assert len({*leases.free.seqs} & {*leases._leases}) == leases._expired
-        assert not {*leases.free.seqs} & {*leases._delayed}
+        assert not {*leases.free.seqs} & {*leases._delayed.until}
     if way.startswith("jobs"):
         assert (leases.ready(topic.count), leases.in_flight) == (0, 10_000)
         return
@@ -850,13 +889,13 @@ class Model(RuleBasedStateMachine):
         for seq in held:
             self.jobs[seq] |= {"holder": None, "due": 0}
 
-    @rule(data=st.data(), node=st.sampled_from(NODES))
-    def extend(self, data, node):
+    @rule(data=st.data(), node=st.sampled_from(NODES), ms=st.sampled_from([500, 20, 10_000]))
+    def extend(self, data, node, ms):
         held = self.pick_held(data, node)
-        self.leases.extend(held, self.now + 500)
-        self.note(lease_events.extended(held, self.now + 500))
+        self.leases.extend(held, self.now + ms)
+        self.note(lease_events.extended(held, self.now + ms))
         for seq in held:
-            self.jobs[seq]["deadline"] = self.now + 500
+            self.jobs[seq]["deadline"] = self.now + ms
 
     @rule(data=st.data(), stays=st.booleans())
     def settle_dead_letter(self, data, stays):
@@ -930,6 +969,11 @@ class Model(RuleBasedStateMachine):
         assert counts(self.topic, self.leases, self.now) == (ready, flying)
         waiting = (job["timed"] and not job["times"] and job["due"] > self.now for job in self.jobs.values())
         assert self.leases.scheduled == sum(waiting) - sum(map(self.was_given_back, self.jobs.values()))
+
+    @invariant()
+    def what_is_over_costs_nothing(self):
+        """However things ended, nothing is kept for when they would have."""
+        assert entries(self.leases) == (self.leases.in_flight, self.leases._delayed.count)
 
     def was_given_back(self, job) -> bool:
         """Without a penalty and for later: it is not scheduled any more, although it counts no delivery."""

@@ -204,8 +204,115 @@ async def test_a_job_that_does_not_fit_ends_a_filling_also_if_much_is_gone_behin
         await shard.call("delete", "q", {"match": "gone"})
         with trio.fail_after(60):
             assert seqs_of(await shard.claim(100)) == list(range(1, PORTION + 1))
-            rest = [await shard.claim(100) for _ in range(2)]
-            assert [seq for jobs in rest for seq in seqs_of(jobs)] == [PORTION + 1, last]
+            assert seqs_of(await shard.claim(100)) == [PORTION + 1, last]
+
+
+# --- what a pass looks past ---------------------------------------------------------------------------------------
+
+
+async def lay_apart(shard: QueueShard, way: str) -> list[int]:
+    """Jobs that are ready, with more between them than a step looks past; in the order in which they are claimed."""
+    await shard.make(priority_age_ms=0, max_deliveries=1, dead_letter="dead")
+    urgent: dict[str, Any] = {"priority": 5} if way == "less urgent" else {}
+    later: dict[str, Any] = {"delay_ms": 10_000_000} if way == "scheduled" else {}
+    ends, between = await shard.produce("end", **urgent), []
+    for _ in range(3):
+        for _ in range(10):
+            between += await shard.produce("y" * 40_000, tag="between", **later)
+        ends += await shard.produce("end", **urgent)
+    if way in ("came back and deleted", "dead letters"):
+        await shard.claim(100)
+        await shard.settle("nack", *ends, penalty=False)
+        await shard.settle("nack", *between)
+    if way in ("deleted", "came back and deleted"):
+        await shard.call("delete", "q", {"match": "between"})
+    return ends + between if way == "less urgent" else ends
+
+
+WAYS = ["deleted", "scheduled", "less urgent", "came back and deleted", "dead letters"]
+
+
+@pytest.fixture
+def short_steps(monkeypatch):
+    monkeypatch.setattr(limits, "PASS_STEP", 4)
+    monkeypatch.setattr(limits, "OVERDUE_STEP", 4)
+    monkeypatch.setattr(limits, "DEAD_LETTERS_PER_PASS", 2)
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_claim_gets_all_that_is_ready_however_much_lies_between(way, durable, short_steps, dealt):
+    """A worker that gets less than it asked for may take the queue for empty."""
+    async with serving() as shard:
+        ready = await lay_apart(shard, way)
+        await shard.call("put", "q", {"leases_durable": durable})
+        dealt.clear()
+        with trio.fail_after(30):
+            jobs = await shard.claim(PORTION // 2)  # no more than fit a step
+        assert seqs_of(jobs) == ready[: PORTION // 2]
+        assert len(dealt) > 1
+        assert len({job["lease_id"] for job in jobs}) == len(jobs)
+        assert {(job["deadline"], job["deliveries"]) for job in jobs} == {(jobs[0]["deadline"], 1)}
+        assert (await shard.settle("ack", *seqs_of(jobs)))["acked"] == len(jobs)
+        assert not shard.queues.find("q")._passes.is_serving
+
+
+async def test_a_claim_looks_past_much_with_the_limits_as_they_are(monkeypatch):
+    monkeypatch.setattr(limits, "PORTION_JOBS", limits.PASS_JOBS // 2)
+    async with serving() as shard:
+        await shard.make()
+        first = await shard.produce("first")
+        await shard.produce(*range(2 * limits.PASS_STEP), tag="between")
+        last = await shard.produce("last")
+        while held := seqs_of(await shard.claim(500)):
+            await shard.settle("nack", *held, delay_ms=1)
+        shard.clock.advance(2)
+        assert await shard.counts() == (2 * limits.PASS_STEP + 2, 0, 0)
+        await shard.call("delete", "q", {"match": "between"})
+        assert seqs_of(await shard.claim(100)) == first + last
+
+
+@pytest.mark.parametrize("way", WAYS[:-1])  # dead letters count as ready when that is divided
+async def test_a_cohort_is_given_even_parts_of_all_that_is_ready(way, short_steps):
+    async with serving() as shard:
+        ready = await lay_apart(shard, way)
+        await shard.call("put", "q", {"claim_jitter_ms": 20})
+        got: dict[str, list[int]] = {}
+
+        async def claim(name: str) -> None:
+            jobs = await shard.claim(8, node=name)
+            got[name] = seqs_of(jobs)
+            assert {job["deliveries"] for job in jobs} == {1}
+
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                for name in ("a", "b"):
+                    nursery.start_soon(claim, name)
+        each = 8 if way == "less urgent" else 2
+        assert {name: len(seqs) for name, seqs in got.items()} == {"a": each, "b": each}
+        assert sorted(got["a"] + got["b"]) == sorted(ready[: 2 * each])
+
+
+async def test_one_who_goes_before_it_has_all_leaves_its_jobs_undelivered(short_steps):
+    async with serving() as shard:
+        ready = await lay_apart(shard, "deleted")
+        found = shard.queues.find("q")
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shard.claim, 10)
+            await until(lambda: found.leases.in_flight)
+            assert found.leases.in_flight < len(ready)
+            nursery.cancel_scope.cancel()
+        await until(lambda: not found.leases.in_flight)
+        assert not found._passes.is_serving
+        jobs = await shard.claim(10, node="v")
+        assert [(job["$seq"], job["deliveries"]) for job in jobs] == [(seq, 1) for seq in ready]
+
+
+async def test_a_stream_is_pushed_all_that_is_ready_however_much_lies_between(short_steps):
+    async with serving() as shard:
+        ready = await lay_apart(shard, "deleted")
+        async with working(shard, max=10) as worker:
+            assert await pushed(worker, len(ready)) == ready
 
 
 async def test_a_removed_queue_is_freed_without_a_collection():

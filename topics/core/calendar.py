@@ -1,58 +1,139 @@
 """Seqs by the time at which something happens to them: a lease ends, a delay is over.
 
-Many seqs share a time (a batch is leased in one go), so there is one list a time and a heap of the times. Nothing is
-ever taken out ahead of its time: who asks checks whether an entry still stands (the job may be finished).
+Most are taken out long before: a lease of hours is over when its job is acknowledged, a moment later. So an entry that
+is taken out leaves nothing behind, and a calendar costs what is still to come.
+
+Many seqs share a time (a batch is leased in one go), so each time has a set of them, or the one seq. Times are kept in
+pages of four seconds, and a heap holds the numbers of the pages. One that became empty is left in the heap until that
+is mostly of such. Nothing is put off by more than a day, so the heap is small enough to be made anew in one go.
 """
 
 from collections.abc import Collection
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 
-from topics.core.seqtable import SeqTable
+_BITS = 12
+STALE_MIN = 64  # numbers in the heap that may be of no page, or there twice, whatever there is
 
 
 class Calendar:
-    __slots__ = ("_heap", "_seqs", "size")
+    __slots__ = ("_heap", "_pages", "first", "size")
 
     def __init__(self) -> None:
-        self._seqs: SeqTable[list[int]] = SeqTable()
+        self._pages: dict[int, dict[int, int | set[int]]] = {}  # none is empty
         self._heap: list[int] = []
-        self.size = 0  # entries, also those that no longer stand
+        self.first: int | None = None  # no entry has an earlier time; None: there is none
+        self.size = 0  # entries
 
     def add(self, when: int, seq: int) -> None:
-        seqs = self._seqs.get(when)
-        if seqs is None:
-            self._seqs.put(when, [seq])
-            heappush(self._heap, when)
-        else:
-            seqs.append(seq)
-        self.size += 1
+        """Unless it is there."""
+        page = self._page(when)
+        there = page.get(when)
+        if there is None:
+            page[when] = seq
+            self.size += 1
+        elif isinstance(there, set):
+            self.size -= len(there)
+            there.add(seq)
+            self.size += len(there)
+        elif there != seq:
+            page[when] = {there, seq}
+            self.size += 1
 
     def add_all(self, when: int, seqs: Collection[int]) -> None:
-        there = self._seqs.get(when)
-        if there is None:
-            self._seqs.put(when, [*seqs])
-            heappush(self._heap, when)
+        if len(seqs) < 2:
+            for seq in seqs:
+                self.add(when, seq)
+            return
+        page = self._page(when)
+        there = page.get(when)
+        if isinstance(there, set):
+            self.size -= len(there)
+            there.update(seqs)
+        elif there is None:
+            there = page[when] = set(seqs)
         else:
-            there += seqs
-        self.size += len(seqs)
+            self.size -= 1
+            there = page[when] = {there, *seqs}
+        self.size += len(there)
+
+    def remove(self, when: int, seq: int) -> None:
+        """If it is there."""
+        page = self._pages.get(when >> _BITS)
+        if page is None:
+            return
+        there = page.get(when)
+        if isinstance(there, set):
+            if seq not in there:
+                return
+            there.remove(seq)
+            if (left := len(there)) & (left - 1) == 0:
+                _shrink(page, when, there)
+        elif there == seq:
+            del page[when]
+        else:
+            return
+        self.size -= 1
+        if not page:
+            self._drop_page(when >> _BITS)
 
     def pop_before(self, when: int, most: int) -> list[tuple[int, int]]:
         """Take out so many of the entries below `when`: (time, seq), the earliest first."""
         taken: list[tuple[int, int]] = []
-        while self._heap and self._heap[0] < when and len(taken) < most:
-            due = self._heap[0]
-            seqs = self._seqs.get(due)
-            assert seqs is not None
-            some = seqs[len(taken) - most :]
-            taken += [(due, seq) for seq in some]
-            del seqs[-len(some) :]
-            if not seqs:
-                heappop(self._heap)
-                self._seqs.pop(due)
+        while self.first is not None and self.first < when and len(taken) < most:
+            page = self._look_up()
+            for due in sorted([time for time in page if time < when]):
+                taken += [(due, seq) for seq in _take(page, due, most - len(taken))]
+                if len(taken) == most:
+                    break
+            if not page:
+                self._drop_page(self._heap[0])
+            if self._pages:
+                self._look_up()
         self.size -= len(taken)
         return taken
 
-    @property
-    def first(self) -> int | None:
-        """The earliest time of an entry, which may no longer stand."""
-        return self._heap[0] if self._heap else None
+    def _page(self, when: int) -> dict[int, int | set[int]]:
+        """Where an entry of this time goes."""
+        if self.first is None or when < self.first:
+            self.first = when
+        page = self._pages.get(when >> _BITS)
+        if page is None:
+            page = self._pages[when >> _BITS] = {}
+            heappush(self._heap, when >> _BITS)
+        return page
+
+    def _look_up(self) -> dict[int, int | set[int]]:
+        """The first page, of which there is one; its first time is the first of all."""
+        while (page := self._pages.get(self._heap[0])) is None:
+            heappop(self._heap)
+        self.first = min(page)
+        return page
+
+    def _drop_page(self, number: int) -> None:
+        del self._pages[number]
+        if not self._pages:
+            self._heap.clear()
+            self.first = None
+        elif len(self._heap) > 2 * len(self._pages) + STALE_MIN:
+            self._heap = [*self._pages]
+            heapify(self._heap)
+
+
+def _take(page: dict[int, int | set[int]], when: int, most: int) -> list[int]:
+    """So many of a time."""
+    there = page[when]
+    if isinstance(there, set) and len(there) > most:
+        return [there.pop() for _ in range(most)]
+    del page[when]
+    return [*there] if isinstance(there, set) else [there]
+
+
+def _shrink(page: dict[int, int | set[int]], when: int, seqs: set[int]) -> None:
+    """A set keeps the room of what is taken out of it, so a smaller one takes its place whenever half of it is gone:
+    when it comes to a power of two."""
+    if len(seqs) > 1:
+        page[when] = set(seqs)
+    elif seqs:
+        page[when] = seqs.pop()
+    else:
+        del page[when]

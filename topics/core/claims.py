@@ -27,7 +27,7 @@ class Want(msgspec.Struct, gc=False, eq=False):
     jobs: int
     bytes: int  # of the jobs together; one is given whatever its size
     picks: list[Pick] = []
-    share: int = 0  # what is still to come of its part
+    share: int = 0  # what is still to come of its part; nothing once a job was too large for it
 
 
 def deal(
@@ -37,7 +37,8 @@ def deal(
 
     Nothing is leased yet, but free jobs that were picked are not picked again: the caller leases or moves them.
     `max_deliveries` 0: any number. What each gets is in the order of the seqs, or by levels, if there are some. Where
-    very many are due, or gone, it is cut short, and `leases` says so: there may be jobs that nobody has looked at.
+    very many are due, or gone, it is cut short, and `leases` says so: there may be jobs that nobody has looked at, and
+    who still has a share is to be dealt to again once what it got is leased.
     """
     effort = Effort(limits.PASS_STEP)
     ready = leases.ready(jobs_in(topic))
@@ -69,11 +70,13 @@ def _fill(want: Want, jobs: Iterator[Pick]) -> Pick | None:
         seq, chunk = pick
         room -= chunk.sizes[seq - chunk.first_seq]
         if room < 0 and picks:
+            want.share = 0
             return pick
         picks.append(pick)
         share -= 1
         if not share:
             break
+    want.share = share
     return None
 
 

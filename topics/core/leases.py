@@ -34,6 +34,7 @@ from topics.core.block import Block
 from topics.core.calendar import Calendar
 from topics.core.free_jobs import FreeJobs
 from topics.core.holders import Holders
+from topics.core.lease_delays import Delays
 from topics.core.lease_deliveries import Deliveries
 from topics.core.lease_forgetting import Forgetting
 from topics.core.lease_parts import AGAIN, EXPIRED, FIRST, Failure, Grant, Lease, Move
@@ -51,7 +52,6 @@ class Leases:
         "_cursors",
         "_deadlines",
         "_delayed",
-        "_dues",
         "_expired",
         "_failures",
         "_floor",
@@ -81,10 +81,9 @@ class Leases:
         self._leases: SeqTable[Lease] = SeqTable()
         self._expired = 0  # of these, are free as well
         self.settled: tuple[int, int, int] | None = None  # when all was done that was due; see lease_settling.py
-        self._deadlines = Calendar()
+        self._deadlines = Calendar()  # the others, each at the time that its lease has `noted`
         self.free = FreeJobs()
-        self._delayed: SeqTable[int] = SeqTable()  # seq → when it is free
-        self._dues = Calendar()
+        self._delayed = Delays()
         self._leaving: SeqTable[bool] = SeqTable()
         self.counted = Deliveries()
         self.streams = Holders()
@@ -116,11 +115,9 @@ class Leases:
             lease = self._leases.get(seq)
             if lease is not None and lease.noted == deadline and seq not in self.free.seqs:
                 self._end(seq, lease, now)
-        for due, seq in self._dues.pop_before(now + 1, left):
+        for seq in self._delayed.pop_due(now, left):
             left -= 1
-            if self._delayed.get(seq) == due:
-                self._delayed.pop(seq)
-                self.free.add(seq)
+            self.free.add(seq)
         if self.line is not None and left > 0:
             for _, seq in self.line.timetable.pop_due(now, left):
                 left -= 1
@@ -159,7 +156,7 @@ class Leases:
     def next_due(self) -> int | None:
         """Not before this time does anything become free by itself."""
         ends, planned = self._deadlines.first, self.line.timetable.first if self.line is not None else None
-        times = (ends + 1 if ends is not None else None, self._dues.first, planned)
+        times = (ends + 1 if ends is not None else None, self._delayed.first, planned)
         return min((when for when in times if when is not None), default=None)
 
     @property
@@ -279,6 +276,7 @@ class Leases:
                 self.streams.add(lease.owner, seq)
                 self._note(seq, longer)
             elif deadline < lease.noted:  # else that is looked at again when it would have ended
+                self._deadlines.remove(lease.noted, seq)
                 self._note(seq, longer)
 
     def release(
@@ -298,7 +296,6 @@ class Leases:
                 self._failures.put(seq, failure)
             if is_later:
                 self._delayed.put(seq, due)
-                self._dues.add(due, seq)
             else:
                 self._make_free(seq)
 
@@ -366,7 +363,7 @@ class Leases:
 
     def _by_state(self) -> tuple[SeqTable[Any], ...]:
         """All jobs that something is known of."""
-        return self._leases, self.free.seqs, self._delayed, self._leaving, self.counted.times, self.moving
+        return self._leases, self.free.seqs, self._delayed.until, self._leaving, self.counted.times, self.moving
 
     def _drop_all(self, seqs: Iterable[int]) -> None:
         for seq in seqs:
@@ -389,7 +386,9 @@ class Leases:
             return False
         if self.free.seqs.count and self.free.seqs.pop(seq):
             self._expired -= 1
-        elif lease.owner:
+            return True
+        self._deadlines.remove(lease.noted, seq)
+        if lease.owner:
             self.streams.drop(lease.owner, seq)
         return True
 
@@ -427,7 +426,7 @@ class Leases:
             self.cursor,
             self.dead_lettered,
             self._leases.copy(),
-            self._delayed.copy(),
+            self._delayed.until.copy(),
             self.counted.times.copy(),
             self.moving.copy(),
             self._cursors.copy(),
@@ -447,12 +446,10 @@ class Leases:
         """Those of a snapshot, which is used up."""
         leases = cls()
         leases.cursor, leases.dead_lettered, leases._leases = kept.cursor, kept.dead_lettered, kept.leases
-        leases._delayed, leases.counted.times, leases.moving = kept.delayed, kept.deliveries, kept.moving
+        leases._delayed, leases.counted.times, leases.moving = Delays(kept.delayed), kept.deliveries, kept.moving
         leases._cursors, leases._failures, leases.free.spared = kept.cursors, kept.failures, kept.spared
         for seq, lease in kept.leases.items():
             leases._note(seq, lease)
-        for seq, due in kept.delayed.items():
-            leases._dues.add(due, seq)
         return leases
 
     def match_with(self, topic: "Topic") -> None:
@@ -462,7 +459,7 @@ class Leases:
         self._drop_all([seq for seq in {*chain(*self._by_state())} if is_gone(topic, seq)])
         for seq, move in self.moving.copy().items():
             self.move((seq,), move)
-        busy = {*self._leases, *self._delayed, *self._leaving}
+        busy = {*self._leases, *self._delayed.until, *self._leaving}
         spared, self.free = self.free.spared, FreeJobs()
         self.free.spared = spared
         if topic.config.type == "queue" and is_uneven(topic):

@@ -4,6 +4,10 @@ A pass for one who claims a few jobs is one step. Where it is for many, or someb
 first each is asked how much it wants (queue_cohort.py), then what is ready is divided, then some are served a step, and
 of one who wants much a portion (queue_filling.py). Meanwhile the queue is behind (catchup.py), so that those who come
 next wait for their turn.
+
+A step also ends where it has looked past so much that is gone, or not to be had yet, that others must have a turn. What
+a claim got by then is its first portion: a claim is answered with fewer jobs than it asked for only if there are no
+more, or no more that fit its answer.
 """
 
 import weakref
@@ -64,7 +68,7 @@ class Passes:
         self._engine = queues.engine
         self._takers = takers  # all who wait
         self._unserved: dict[Taker, int] = {}  # of these: their pass is not over, and what each is to get by it
-        self._filling: Filling | None = None  # the one of these that is being served, in steps
+        self._fillings: dict[Taker, Filling] = {}  # those that are served in steps, one after the other
         self._cohort: Cohort | None = None  # those of a pass that has not begun to serve
 
     @property
@@ -79,22 +83,21 @@ class Passes:
         self._unserved.pop(taker, None)
         if not self._takers:
             self._cohort = None
-        filling = self._filling
-        if filling is not None and filling.taker is taker:
-            self._filling = None
-            if filling.has_jobs and not taker.owner and not self._queue.is_gone:  # nobody was told of them
-                self._queue.abandon(self._leases.still_held(filling.leases), counts=False)
+        filling = self._fillings.pop(taker, None)
+        if filling is not None and filling.has_jobs and not taker.owner and not self._queue.is_gone:
+            self._queue.abandon(self._leases.still_held(filling.leases), counts=False)  # nobody was told of them
 
     def end(self) -> None:
         """Nobody is served any more."""
         self._takers.clear()
         self._unserved.clear()
-        self._filling = self._cohort = None
+        self._fillings.clear()
+        self._cohort = None
 
     @property
     def is_serving(self) -> bool:
         """Whether a pass is not over."""
-        return bool(self._unserved) or self._filling is not None or self._cohort is not None
+        return bool(self._unserved) or bool(self._fillings) or self._cohort is not None
 
     @property
     def _job_cost(self) -> int:
@@ -134,8 +137,8 @@ class Passes:
         if cohort is not None and not cohort.is_divided:
             if cohort.count(limits.COHORT_STEP):
                 cohort.divide(self._queue.ready)
-        elif self._filling is not None:
-            self._fill(self._filling)
+        elif self._fillings:
+            self._fill(next(iter(self._fillings.values())))
         else:
             if cohort is not None and not self._unserved:
                 self._unserved.update(cohort.take(max(1, limits.PASS_JOBS // TAKER_COST), self._takers))
@@ -153,8 +156,8 @@ class Passes:
         for taker, share in self._unserved.items():
             if share > portion and not some:
                 deadline = self._engine.now() + (taker.lease_ms or self._topic.config.lease_ms)
-                self._filling = Filling(taker, share, deadline)
-                self._fill(self._filling)
+                filling = self._fillings[taker] = Filling(taker, share, deadline)
+                self._fill(filling)
                 return
             cost += self._job_cost * share + TAKER_COST
             if some and (cost > limits.PASS_JOBS or share > portion):
@@ -181,7 +184,7 @@ class Passes:
             filling.left = 0
         if filling.left and want.jobs and (leases.cut_short or len(want.picks) == want.jobs):
             return
-        self._filling = None
+        self._fillings.pop(taker, None)
         self.leave(taker)
         if filling.has_jobs:
             filling.end(partial(self._queues.behind.later, self._queue, partial(self._tell_filled, filling)))
@@ -201,10 +204,15 @@ class Passes:
             filling.logging()
         self._leases.claim([grant])
         if not filling.has_jobs:
-            self._filling = None  # it leaves those who wait, not what it has
-            taker.promise()
-            self._takers[taker], self._filling = None, filling
+            self._keep(filling)
         filling.add(want, grant, self._leases)
+
+    def _keep(self, filling: Filling) -> None:
+        """Jobs are leased to it for the first time, and more are to come."""
+        taker = filling.taker
+        self._fillings.pop(taker, None)  # it leaves those who wait, not what it has
+        taker.promise()
+        self._takers[taker], self._fillings[taker] = None, filling
 
     def _tell_filled(self, filling: Filling) -> None:
         jobs = filling.all_jobs(self._leases)
@@ -221,14 +229,14 @@ class Passes:
         wants = [Want(min(want, taker.room), taker.batch_bytes, []) for taker, want in zip(takers, shares, strict=True)]
         moves = self._deal(wants)
         now = self._engine.state.now_ms
-        given: list[tuple[Taker, list[Pick], Grant]] = []
+        given: list[tuple[Taker, Want, Grant]] = []
         for taker, want in zip(takers, wants, strict=True):
             self.leave(taker)
             if want.picks:
                 deadline = now + (taker.lease_ms or self._topic.config.lease_ms)
-                given.append((taker, want.picks, self._granted(taker, want, deadline)))
-            elif self._leases.cut_short and want.jobs:
-                self._takers[taker], self._unserved[taker] = None, want.jobs  # the rest of the pass is for it
+                given.append((taker, want, self._granted(taker, want, deadline)))
+            elif self._leases.cut_short and want.share:
+                self._takers[taker], self._unserved[taker] = None, want.share  # the rest of the pass is for it
                 self._queues.behind.later(self._queue)
             else:
                 self.pass_over(taker, moves)
@@ -254,13 +262,16 @@ class Passes:
         for taker in takers:
             taker.fail(error)
 
-    def _grant(self, given: list[tuple[Taker, list[Pick], Grant]], moves: set[int]) -> None:
+    def _grant(self, given: list[tuple[Taker, Want, Grant]], moves: set[int]) -> None:
         grants = [grant for _, _, grant in given]
         jobs: list[tuple[Taker, Jobs]] = []
+        begun: list[Filling] = []
 
         def tell() -> None:
             for taker, got in jobs:
                 self._queue.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
+            for filling in begun:
+                filling.logged()
 
         is_much = sum([TAKER_COST + len(grant.seqs) for grant in grants]) > limits.PASS_JOBS // 4
         if is_much:  # the answers have a turn of their own, and so have those who claim next
@@ -269,16 +280,29 @@ class Passes:
         try:  # a sync serves many claims
             told_later = self._queue.log(lease_events.claimed(grants), tell_later)
         except TopicsError as error:
-            for taker, picks, _ in given:
-                self._put_back(picks)
+            for taker, want, _ in given:
+                self._put_back(want.picks)
                 taker.fail(error)
             return
         self._leases.claim(grants)
-        for taker, picks, grant in given:
-            jobs.append((taker, Jobs.of(picks, grant, self._leases)))
-            taker.promise()
+        for taker, want, grant in given:
+            if self._leases.cut_short and want.share and not taker.owner:  # a stream is sent more in a moment
+                begun.append(self._begin_filling(taker, want, grant, moves))
+            else:
+                jobs.append((taker, Jobs.of(want.picks, grant, self._leases)))
+                taker.promise()
         if not told_later:
             tell()
+
+    def _begin_filling(self, taker: Taker, want: Want, grant: Grant, moves: set[int]) -> Filling:
+        """What it got is leased, and there may be more for it behind what the pass has looked past."""
+        filling = Filling(taker, len(want.picks) + want.share, grant.deadline)
+        filling.moves |= moves
+        filling.add(want, grant, self._leases)
+        filling.logging()
+        self._keep(filling)
+        self._queues.behind.later(self._queue)
+        return filling
 
     def _put_back(self, picks: list[Pick]) -> None:
         for seq, _ in picks:
