@@ -124,6 +124,8 @@ def sampling(steps: Steps) -> Iterator[None]:
     `sys._current_frames` can lock up a process whose threads come and go.
     """
 
+    asked, over, loop_thread = -1, threading.Event(), threading.get_ident()
+
     def look(_signum: int, frame: FrameType | None) -> None:
         if not steps.is_idle and asked == steps.number:
             steps.samples[tuple(_lines(traceback.extract_stack(frame)[-FRAMES:]))] += 1
@@ -135,7 +137,6 @@ def sampling(steps: Steps) -> Iterator[None]:
                 signal.pthread_kill(loop_thread, signal.SIGUSR2)
             asked = steps.number
 
-    asked, over, loop_thread = -1, threading.Event(), threading.get_ident()
     before = signal.signal(signal.SIGUSR2, look)
     asker = threading.Thread(target=ask, daemon=True)
     asker.start()

@@ -367,3 +367,26 @@ async def test_leases_that_are_written_anew_are_there_whatever_a_crash_keeps_of_
         assert taken == ([2] if part >= 0.5 else [1] if part else [])
         clock.advance(LEASE_MS + 1)
         assert (await shard.counts())[1] == (1 if part else 0)
+
+
+@pytest.mark.parametrize("is_new", [True, False], ids=["for the first time", "anew"])
+async def test_who_writes_leases_down_when_the_log_is_closed_writes_no_more(is_new, monkeypatch):
+    """A clean stop has written down everything. Parts behind that would be taken for all there is."""
+    monkeypatch.setattr(limits, "KEPT_AT_ONCE", 100)
+    monkeypatch.setattr(limits, "KEPT_PART", 100)
+    files = FaultyFiles()
+    async with serving(files, crash=True) as shard:
+        clock, log, engine = shard.clock, shard.queues.log, shard.queues.engine
+        await lease_all(shard, leases_durable=not is_new)
+        await shard.make(leases_durable=True)
+        work = log.begin_in_steps(shard.queues.find("q").topic) if is_new else log.write_anew()
+        for _ in range(3):
+            assert next(work, "over") is None
+        log.close()
+        before = engine.log.last_lsn
+        for _ in (*work, *log.write_anew()):
+            pass
+        assert engine.log.last_lsn == before
+        await shard.shard.committer.flushed()  # type: ignore[union-attr]
+    async with serving(files, clock) as shard:
+        assert await shard.counts() == (0, JOBS, 0)

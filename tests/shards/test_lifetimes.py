@@ -67,19 +67,22 @@ async def test_a_reader_that_waits_behind_them_is_told_of_nothing():
 async def test_a_reader_amid_a_clean_stop_leaves_no_doubt_behind(monkeypatch):
     """It lets go what is over, which is logged; a power loss right after the stop must not look like another."""
     files, clock, go_idle = FaultyFiles(), FakeClock(), Engine.go_idle
+    rounds: list[Any] = []
 
     def go_idle_and_read(self, again=False):
         go_idle(self, again)
         clock.advance(1000)
         self.expire(self.state.topics["t"])
+        rounds.append(self.state.topics["t"].over)
 
     async with serving(files, clock) as shard:
-        await write(shard, None, 10)
+        await write(shard, None, *range(1000, 9000, 1000))
         monkeypatch.setattr(Engine, "go_idle", go_idle_and_read)
     monkeypatch.undo()
+    assert [list(over) for over in rounds] == [[(2, 2)]], "read once: a stop does not wait until nobody does any more"
     async with serving(files.crash(1, power_loss=True)) as shard:
         page = await shard.call("diff", "t", {})
-        assert (page["head_seq"], page["tombstone"]) == (2, None)
+        assert (page["head_seq"], page["tombstone"]) == (9, None)
 
 
 async def test_the_topics_own_ttl_counts_too_and_tells():

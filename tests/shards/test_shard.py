@@ -2,7 +2,8 @@
 
 import errno
 import json
-from collections.abc import AsyncIterator, Iterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -14,10 +15,11 @@ from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.connection import Connection
+from topics.shards import wal
 from topics.shards.checkpoint import Checkpoint, Unneeded
 from topics.shards.shard import Shard, ShardPoisoned
 from topics.testing.faulty_files import FaultyFiles
-from topics.testing.rpc_pair import rpc_pair
+from topics.testing.rpc_pair import rpc_pair, until
 from topics.testing.trap_files import TrapFiles
 
 ONE = b'{"records":[{"data":1}]}'
@@ -147,3 +149,24 @@ async def test_one_checkpoint_stores_all_topics_that_are_asked_for_at_once() -> 
         assert (answers, len(begun)) == ([True] * 20, 1)
         assert await shard.stored(topics[0])  # whoever asks later has one made
         assert len(begun) == 2
+
+
+async def test_a_failed_log_does_not_wait_for_a_spare_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    prepared = []
+
+    def prepare(_files: Any, _size: int, *, go_on: Callable[[], bool]) -> None:
+        until = time.monotonic() + 30
+        while go_on() and time.monotonic() < until:
+            time.sleep(0.001)
+        prepared.append(go_on())
+
+    monkeypatch.setattr(wal, "prepare_spare", prepare)
+    disk = FaultyFiles()
+    files = TrapFiles(disk)
+    async with serving(files) as (shard, connection, ended):
+        await connection.call("put", {"topic": "t"}, b'{"durable":true}')
+        files.fail_next("sync", "wal/new", errno.EIO)
+        await refusal(connection, "append", ONE)
+        await until(lambda: bool(ended))
+    shard.abandon()
+    assert prepared == [False]

@@ -283,3 +283,24 @@ async def test_a_queue_that_is_deleted_while_a_stream_gives_back_is_gone(monkeyp
         await shard.call("remove", "q")
         await until(lambda: not shard.queues.behind.is_behind(queue))
         assert (await shard.refused("claim", "q", {"node": "v"})).code == errors.TOPIC_NOT_FOUND
+
+
+async def test_a_stream_that_begins_on_a_queue_that_was_deleted_meanwhile_is_told(monkeypatch):
+    monkeypatch.setattr(limits, "WORK_GONE_MS", 1)
+    async with serving() as shard:
+        await shard.make()
+        found = shard.queues.find("q")
+        async with working(shard) as told:
+            await until(lambda: len(found._streams) == 1)
+            late: list[Any] = []
+            add_stream = found.add_stream
+            monkeypatch.setattr(found, "add_stream", late.append)  # it is still being told that it is open
+            async with working(shard) as worker:
+                await until(lambda: bool(late))
+                await shard.call("remove", "q")
+                with trio.fail_after(30):
+                    await until(lambda: told.error is not None)
+                    add_stream(late[0])
+                    await until(lambda: worker.error is not None)
+                assert worker.error is not None
+                assert worker.error.code == errors.TOPIC_NOT_FOUND

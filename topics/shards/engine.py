@@ -82,6 +82,7 @@ class Engine:
         self.removed_topics: list[int] = []
         self.expired = 0  # records whose time was over, since the start
         self.poisoned: str | None = None
+        self.is_ending = False  # the last mark of a clean stop is being written, and nothing should come behind it
         self.on_change: Callable[[Topic], None] = Topic.run_waiters  # when its readers look again
         self.space_bytes: int | None = None  # free for new data, None while unknown
         self._pending: deque[Pending] = deque()

@@ -54,7 +54,7 @@ def _end_lifetimes(engine: "Engine", topic: Topic) -> None:
     over = lifetimes.take_over(topic, now, limits.LIFETIMES_STEP)
     if over is None:
         return
-    if topic.removing:  # its last event is in the log, and nothing may come behind that
+    if topic.removing or engine.is_ending:  # the last event is in the log, and nothing may come behind that
         lifetimes.hide(topic, over)
         return
 

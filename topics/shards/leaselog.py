@@ -47,6 +47,7 @@ class LeaseLog:
         self._limit = limits.LEASE_EVENTS_MIN
         self._grown = trio.Event()
         self._is_busy = False  # all there is of a queue is being written
+        self._is_closed = False  # for good: what a clean stop has written down stands
 
     def begin(self, topic: Topic) -> None:
         """Before something happens to a queue's leases: from now on the log has everything of them, or nothing."""
@@ -76,7 +77,7 @@ class LeaseLog:
         while self._is_busy:
             yield
         leases, durable = topic.leases, topic.config.leases_durable
-        if leases is None or self.has_begun(topic):
+        if leases is None or self._is_closed or self.has_begun(topic):
             return
         kept = (leases if durable else leases.without_leases()).snapshot()
         was_stale, leases.stale = leases.stale, False
@@ -90,13 +91,16 @@ class LeaseLog:
 
     def _keep(self, topic: Topic, kept: Kept) -> Iterator[None]:
         """Write down all there is of a queue at this moment, in steps. Only one may be at it: a replay takes the events
-        since the last BEGUN for those that came in between."""
+        since the last BEGUN for those that came in between. It ends half-way if the log is closed meanwhile: that has
+        written down everything and deleted what this began with."""
         self._is_busy = True
         try:
             self.note(topic, lease_events.begun())
             for record in kept.in_parts(limits.KEPT_PART, topic.id, topic.epoch, self._engine.now()):
                 self._append([record])
                 yield
+                if self._is_closed:
+                    return
         finally:
             self._is_busy = False
 
@@ -136,16 +140,21 @@ class LeaseLog:
         for topic in list(engine.state.by_id.values()):
             while self._is_busy:
                 yield
+            if self._is_closed:
+                return
             kept = _kept(topic, clean=False, begun=True)
             if kept is not None and topic.leases is not None:
                 known += topic.leases.known
                 yield from self._keep(topic, kept)
             yield
+        if self._is_closed:
+            return
         engine.delete_records(book, first_seq, None, lambda _: None, lambda _: None)
         self._limit = max(limits.LEASE_EVENTS_MIN, known)
 
     def close(self) -> None:
         """A clean stop: everything there is, as the last events of the log."""
+        self._is_closed = True
         engine, records = self._engine, []
         for topic in engine.state.by_id.values():
             kept = _kept(topic, clean=True)

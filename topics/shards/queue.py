@@ -116,6 +116,9 @@ class Queue:
         self.topic.last_read_ms = self._engine.now()
 
     def add_stream(self, stream: Taker) -> None:
+        if self.is_gone:  # since it was opened
+            self._queues.lose(self, stream)
+            return
         self.note_use()
         self._streams[stream.owner] = stream
         self.leases.streams.open(stream.owner)

@@ -280,9 +280,11 @@ class Shard:
         assert self.store is not None and self.committer is not None
         await self._checkpoint_alone([])  # other shards stop too: nobody is asked what it wants
         engine = self.store.engine
-        while not engine.log.ends_idle and engine.poisoned is None:  # reads go on, and may log what is over
-            engine.go_idle()
-            await self.committer.flushed()
+        engine.is_ending = True
+        with trio.move_on_after(DRAIN_S):  # without the mark the next start reads the log as after a crash
+            while not engine.log.ends_idle and engine.poisoned is None:
+                engine.go_idle()
+                await self.committer.flushed()
         self.committer.end()  # in this very step: behind the mark nothing may follow
         await trio.to_thread.run_sync(self.committer.stop)
         self.store.close()
@@ -395,7 +397,7 @@ class Shard:
         if self.store.writer.grown:
             self.store.writer.leave_file = True
             self.store.engine.go_idle(again=True)  # a frame for the new file, so that the old one is complete
-            await self.committer.flushed()
+            await self.committer.flushed(self.store.engine.log.last_lsn)
 
     async def _keep_slot(self) -> None:
         """Tell the board how this shard is, and let go what expired in topics that nobody touches."""
@@ -417,11 +419,14 @@ class Shard:
         assert self.committer is not None
         service = self.service
         assert service is not None
+
+        def go_on() -> bool:  # whoever ends waits for the thread
+            return not service.draining and not self._poisoned.is_set()
+
         while True:
             rotated = self.committer.rotated
             try:
-                prepare = partial(wal.prepare_spare, go_on=lambda: not service.draining)
-                await run_aside(prepare, self._files, self._wal_file_bytes)
+                await run_aside(partial(wal.prepare_spare, go_on=go_on), self._files, self._wal_file_bytes)
             except OSError as error:
                 log.warning("no spare log file prepared: %s", error)
             await rotated.wait()
