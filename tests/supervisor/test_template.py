@@ -11,6 +11,7 @@ import httpx
 import msgspec
 import pytest
 
+from topics.supervisor.forks import Fork
 from topics.supervisor.template import GO, Request, place
 from topics.supervisor.template_start import COMMAND, ROOM
 from topics.testing.server import Server, alive, wait_until
@@ -168,3 +169,13 @@ def test_descriptors_may_swap_their_numbers():
     assert not Path(f"/proc/self/fd/{second}").exists()
     os.close(first)
     os.close(free)
+
+
+async def test_nothing_is_sent_to_the_number_of_one_that_has_ended(monkeypatch):
+    pid = os.posix_spawn(sys.executable, [sys.executable, "-c", "import sys; sys.stdin.read()"], os.environ)
+    fork, sent = Fork(pid), []
+    fork.send_signal(signal.SIGKILL)
+    assert await fork.wait() == -signal.SIGKILL
+    monkeypatch.setattr(os, "kill", lambda *what: sent.append(what))
+    fork.send_signal(signal.SIGKILL)
+    assert sent == []

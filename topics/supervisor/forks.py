@@ -35,14 +35,17 @@ class Fork:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self._pidfd = os.pidfd_open(pid)
+        self._reaped = False
 
     def send_signal(self, number: signal.Signals) -> None:
-        os.kill(self.pid, number)
+        if not self._reaped:  # else the number may be somebody else's by now
+            os.kill(self.pid, number)
 
     async def wait(self) -> int:
         """Once. Its exit status, negative for a signal."""
         await trio.lowlevel.wait_readable(self._pidfd)
         os.close(self._pidfd)
+        self._reaped = True
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])  # noqa: ASYNC222 - it has ended
 
 
