@@ -2,17 +2,16 @@
 
 import itertools
 import json
-import os
 import signal
 import subprocess
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 from websockets.sync.client import connect
 
-from topics.testing.server import DEADLINE_S, wait_until
+from topics.testing.server import DEADLINE_S, send_group_signal, wait_until
 
 FLAGS = (
     "--headless",
@@ -80,6 +79,5 @@ class Chromium:
                 return dict(answer["result"])
 
     def _kill(self) -> None:
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.wait()
+        send_group_signal(self._process.pid, signal.SIGKILL)
+        self._process.wait(timeout=DEADLINE_S)

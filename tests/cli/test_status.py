@@ -8,6 +8,7 @@ import pytest
 
 from tests.cli.conftest import Commands
 from topics.supervisor.report import quantile, rss_bytes
+from topics.testing.server import alive
 
 
 def test_every_process_is_shown(topics: Commands) -> None:
@@ -23,7 +24,7 @@ def test_every_process_is_shown(topics: Commands) -> None:
     for child in seen["children"]:
         assert child["state"] == "ready"
         assert child["rss_bytes"] > 1_000_000
-        os.kill(child["pid"], 0)
+        assert alive(child["pid"])
     shards = [child for child in seen["children"] if child["kind"] == "shard"]
     assert any(shard["wal_fsyncs"] and shard["fsync_p99_us"] >= shard["fsync_p50_us"] > 0 for shard in shards)
     assert seen["totals"]["topics"] >= 1

@@ -8,7 +8,7 @@ import pytest
 import topics
 from tests.embedded.program import program
 from topics.errors import TopicsError
-from topics.testing.server import Server, wait_until
+from topics.testing.server import DEADLINE_S, Server, send_signal, wait_until
 
 HOLD = """
 with topics.open(path) as db:
@@ -121,14 +121,14 @@ def test_a_forked_child_has_no_database_and_holds_no_lock(tmp_path):
             with topics.open(tmp_path) as db:  # the child still runs
                 assert db.state("t")["count"] == 1
         finally:
-            os.kill(child, signal.SIGKILL)
+            send_signal(child, signal.SIGKILL)
 
 
 def test_a_stopped_holder_gives_it_back(tmp_path):
     with program(tmp_path, HOLD) as holder:
         holder.hear()
         holder.process.terminate()
-        holder.process.wait()
+        holder.process.wait(timeout=DEADLINE_S)
 
         def opened() -> bool:
             with topics.open(tmp_path) as db:

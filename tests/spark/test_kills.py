@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.frames import fill, numbers_of, source
 from topics.client import Client
-from topics.testing.server import ROOT, Server, wait_until
+from topics.testing.server import DEADLINE_S, ROOT, Server, send_group_signal, wait_until
 
 RECORDS = 20_000
 
@@ -81,8 +81,8 @@ def test_a_driver_without_java_that_is_killed_goes_on_from_its_checkpoint(server
         try:
             wait_until(lambda: written(first, topics, f"{name}.out", tmp_path), "the first records", 240)
         finally:
-            os.killpg(first.pid, signal.SIGKILL)
-            first.wait()
+            send_group_signal(first.pid, signal.SIGKILL)
+            first.wait(timeout=DEADLINE_S)
         assert 0 < len(numbers_of(topics, f"{name}.out")) < 3000
         subprocess.run([*command, "0"], cwd=tmp_path, env=env, stdout=log, stderr=log, check=True, timeout=300)
     assert sorted(numbers_of(topics, f"{name}.out")) == list(range(3000))

@@ -11,6 +11,7 @@ from tests.supervisor.server_process import STANDIN, ServerProcess, alive, wait_
 from topics.board import Board
 from topics.errors import TopicsError
 from topics.supervisor.policy import FAILURES_MAX
+from topics.testing.server import send_signal
 
 
 @pytest.fixture
@@ -19,14 +20,11 @@ def server(tmp_path):
         yield server.wait_ready()
 
 
-def kill(pid):
-    os.kill(pid, signal.SIGKILL)
-
-
 def test_a_killed_shard_comes_back_and_the_others_are_not_disturbed(server):
     before = {(child["kind"], child["index"]): child for child in server.status()["children"]}
-    kill(before["shard", 1]["pid"])
-    back = server.wait_back("shard", 1, before["shard", 1]["pid"])
+    killed = server.kill("shard", 1)
+    assert killed == before["shard", 1]["pid"]
+    back = server.wait_back("shard", 1, killed)
     assert back["restarts"] == 1
     server.ask_shard(1, "put", b"{}", topic="x")
     for other in (("shard", 0), ("gateway", 0)):
@@ -47,7 +45,7 @@ def test_a_shard_that_is_killed_at_every_start_comes_back_once_it_is_left_alone(
 
     for _ in range(FAILURES_MAX + 2):
         pid = wait_until(started, "the next start")
-        kill(pid)
+        send_signal(pid, signal.SIGKILL)
     server.wait_back("shard", 1, pid)
     server.ask_shard(1, "put", b"{}", topic="x")
 
@@ -56,12 +54,11 @@ def test_connections_wait_while_a_gateway_restarts(server):
     server.get()
     board = Board.open(os.path.join(server.holder()["run_dir"], "board"))
     assert board.gateway(0).get("requests") == 1
-    old = server.child("gateway", 0)["pid"]
-    os.kill(old, signal.SIGSTOP)  # now nothing is accepted any more
+    old = server.kill("gateway", 0, signal.SIGSTOP)  # now nothing is accepted any more
     clients = [socket.create_connection(("127.0.0.1", server.port), timeout=60) for _ in range(50)]
     for client in clients:
         client.sendall(b"GET / HTTP/1.1\r\n\r\n")
-    kill(old)
+    send_signal(old, signal.SIGKILL)
     for client in clients:
         assert client.recv(100).startswith(b"HTTP/1.1 200")
         client.close()
@@ -74,8 +71,7 @@ def test_connections_wait_while_a_gateway_restarts(server):
 def test_a_killed_supervisor_leaves_no_orphan_and_its_successor_starts_at_once(server, tmp_path):
     run_dir = server.holder()["run_dir"]
     server.ask_shard(0, "put", b"{}", topic="kept")
-    server.process.kill()
-    server.process.wait()
+    server.kill_supervisor()
     with ServerProcess(tmp_path) as successor:  # it waits for the children of the killed one
         wait_until(lambda: not any(alive(pid) for pid in server.pids), "the orphans to end")
         wait_until(lambda: successor.data.joinpath("LOCK").read_bytes() and successor.holder()["run_dir"] != run_dir)
@@ -105,9 +101,9 @@ def test_a_gateway_that_is_given_up_leaves_the_port_to_the_others(tmp_path):
     )
     with ServerProcess(tmp_path, gateway=f"{sys.executable} {once}", gateways=2) as server:
         server.wait_ready()
-        kill(server.child("gateway", 1)["pid"])
+        server.kill("gateway", 1)
         wait_until(lambda: server.child("gateway", 1)["state"] == "failed", "the supervisor to give up")
         assert {server.get()["index"] for _ in range(20)} == {0}
-        kill(server.child("gateway", 0)["pid"])
+        server.kill("gateway", 0)
         assert server.wait_end() == 1  # nobody is left to answer
         assert "the server stops because gateway-0 cannot run" in server.text()

@@ -22,7 +22,7 @@ from tests.tools import need
 from topics.cli.failures import USAGE
 from topics.settings import OPTIONS
 from topics.supervisor.listen import ListenError, inherited
-from topics.testing.server import SERVE, Server, alive, wait_until
+from topics.testing.server import SERVE, Server, alive, send_signal, wait_until
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 
@@ -58,8 +58,8 @@ def test_a_stuck_shard_is_killed_and_comes_back(tmp_path):
         assert httpx.put(f"{server.url}/v0/topics/t", json={"durability": "fsync"}).status_code == 201
         seqs = httpx.post(f"{server.url}/v0/topics/t", json={"records": [{"data": 1}]}).json()["seqs"]
         before = {child["index"]: child for child in server.status()["children"] if child["kind"] == "shard"}
-        stuck = before[0]["pid"]
-        os.kill(stuck, signal.SIGSTOP)
+        stuck = server.kill("shard", 0, signal.SIGSTOP)
+        assert stuck == before[0]["pid"]
         server.wait_back("shard", 0, stuck)
         assert not alive(stuck)
         assert any("shard-0 answers nothing any more and is killed" in line["msg"] for line in server.lines())
@@ -73,12 +73,11 @@ def test_a_stuck_shard_is_killed_and_comes_back(tmp_path):
 @pytest.mark.slow
 def test_the_watchdog_is_not_fed_while_a_child_is_silent(tmp_path):
     with noted(tmp_path, stuck_ms=600_000) as (server, notes):
-        pid = server.child("shard", 0)["pid"]
-        os.kill(pid, signal.SIGSTOP)
+        pid = server.kill("shard", 0, signal.SIGSTOP)
         try:
             wait_until(lambda: pings_have_stopped(notes), "the pings to stop")  # after two looks in vain, of 5 s each
         finally:
-            os.kill(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
         wait_until(lambda: "WATCHDOG=1" in notes.new(), "pings again")
         assert server.child("shard", 0)["pid"] == pid
 
@@ -104,14 +103,13 @@ def test_the_status_says_who_is_not_well(tmp_path):
 
 def test_the_status_tells_one_that_is_silent_from_one_that_starts(tmp_path):
     with noted(tmp_path, stuck_ms=9_000) as (server, notes):  # a look takes 3 s at most; it is not killed before 9
-        pid = server.child("shard", 1)["pid"]
-        os.kill(pid, signal.SIGSTOP)
+        pid = server.kill("shard", 1, signal.SIGSTOP)
         try:
             plain = f"STATUS=serving http://127.0.0.1:{server.port}"
             seen = wait_until(lambda: [line for line in notes.new() if "shard-1" in line], "the status")
             assert seen == [f"{plain}; shard-1 not answering"]
         finally:
-            os.kill(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
         wait_until(lambda: plain in notes.new(), "a plain status")
         assert server.child("shard", 1)["pid"] == pid
 

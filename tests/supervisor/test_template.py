@@ -14,7 +14,7 @@ import pytest
 from topics.supervisor.forks import Fork
 from topics.supervisor.template import GO, Request, place
 from topics.supervisor.template_start import COMMAND, ROOM
-from topics.testing.server import Server, alive, wait_until
+from topics.testing.server import Server, alive, send_signal, wait_until
 
 SHARD = "topics.shards.__main__"
 
@@ -79,7 +79,7 @@ def test_gateways_do_not_share_what_belongs_to_one_process(serve):
 
 def test_without_its_template_a_server_goes_on(serve):
     server = serve()
-    os.kill(template_of(server), signal.SIGKILL)
+    send_signal(template_of(server), signal.SIGKILL)
     for kind in ("shard", "gateway", "shard"):
         pid = server.kill(kind, 0)
         child = server.wait_back(kind, 0, pid)

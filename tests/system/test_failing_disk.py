@@ -62,7 +62,7 @@ def test_a_log_that_fails_stops_writes_says_so_and_loses_nothing(serve, tmp_path
         for number in range(50):
             client.append("safe", {"records": [{"data": f"acked-{number}"}]})
             acked.append(f"acked-{number}")
-        pid = server.child("shard", 0)["pid"]
+        pid = server.pid_of("shard", 0)
         server.process.send_signal(signal.SIGSTOP)  # nobody starts the shard again before we have looked
         doubtful = {"records": [{"data": "in doubt"}], "idempotency_key": "once"}
         with failing(pid, tmp_path, call, "EIO"):

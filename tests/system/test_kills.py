@@ -1,6 +1,5 @@
 """SIGKILL of shards, gateways, the supervisor and everything at once, under load."""
 
-import os
 import random
 import signal
 import time
@@ -12,7 +11,7 @@ from tests.system.client import Client, Crew, Upload
 from tests.system.load import Load
 from topics.rpc import RpcError
 from topics.testing.history import KILL, STOP
-from topics.testing.server import wait_until
+from topics.testing.server import send_signal, wait_until
 
 SHARDS, GATEWAYS = 3, 2
 ROUNDS = 9
@@ -58,10 +57,10 @@ class Hurt:
             with suppress(RpcError):
                 server.ask_shard(index, "checkpoint")
 
-        pid = server.child("shard", index)["pid"]
+        pid = server.pid_of("shard", index)
         crew.start(checkpoint)
         time.sleep(self.dice.random() * 0.05)
-        os.kill(pid, signal.SIGKILL)
+        send_signal(pid, signal.SIGKILL)
         crew.join()
         server.wait_back("shard", index, pid)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.system.client import Client, Crew
 from tests.system.load import name_on
 from topics.board import Board
-from topics.testing.server import wait_until
+from topics.testing.server import send_signal, wait_until
 
 SHARDS = 3
 
@@ -135,7 +135,7 @@ def test_a_shard_that_hangs_disturbs_nobody_else_and_is_reported(server, client)
             wait_until(lambda: server.child("shard", 0)["state"] == "not answering", "the supervisor to notice")
             bystanders.wait_progress()
     finally:
-        os.kill(pid, signal.SIGCONT)
+        send_signal(pid, signal.SIGCONT)
     wait_until(lambda: client.once("GET", "/v0/ready").json()["status"] == "ready", "the shard to answer again")
     assert server.child("shard", 0)["pid"] == pid
 

@@ -30,13 +30,27 @@ DEADLINE_S = 120.0
 T = TypeVar("T")
 
 
-def wait_until(found: Callable[[], T], what: str = "it", seconds: float = DEADLINE_S) -> T:
+def wait_until(found: Callable[[], T], what: str | Callable[[], str] = "it", seconds: float = DEADLINE_S) -> T:
     """Poll until it is true; what was found. The deadline is there only to fail instead of hanging."""
     until = time.monotonic() + seconds
     while not (value := found()):
-        assert time.monotonic() < until, f"waited {seconds} s for {what}"
+        assert time.monotonic() < until, f"waited {seconds} s for {what if isinstance(what, str) else what()}"
         time.sleep(0.005)
     return value
+
+
+def send_signal(pid: int, number: signal.Signals) -> None:
+    """To one process, if it is still there. Pid 0, which a child has between two lives, would be our own group."""
+    assert pid > 0, f"{number.name} is for one process, and {pid} is none"
+    with suppress(ProcessLookupError):
+        os.kill(pid, number)
+
+
+def send_group_signal(pid: int, number: signal.Signals) -> None:
+    """To a process that leads a group, and to all others of it that are still there."""
+    assert pid > 1, f"{number.name} is for one group, and {pid} leads none of ours"
+    with suppress(ProcessLookupError):
+        os.killpg(pid, number)
 
 
 def alive(pid: int) -> bool:
@@ -56,6 +70,13 @@ def holders(file: Path) -> set[int]:
                 if any(os.readlink(fd) == target for fd in os.scandir(f"/proc/{entry}/fd")):
                     found.add(int(entry))
     return found
+
+
+def command_of(pid: int) -> str:
+    """The command line of a process, as far as it can be seen."""
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
+    return ""
 
 
 class Server:
@@ -125,34 +146,44 @@ class Server:
     def kill_supervisor(self) -> None:
         """SIGKILL of the supervisor alone; its children end by themselves, see `wait_gone`."""
         self.process.kill()
-        self.process.wait()
+        self.wait_end()
 
     def kill_all(self) -> None:
         """SIGKILL of every process, the supervisor first."""
-        for pid in (self.process.pid, *self.holders()):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+        others = self.holders() - {self.process.pid}
+        self.process.kill()
+        for pid in others:
+            send_signal(pid, signal.SIGKILL)
+        self.wait_end()
         self.wait_gone()
 
     def wait_gone(self) -> None:
-        wait_until(lambda: not self.holders(), "the last process of the server to end")
+        wait_until(lambda: not self.holders(), lambda: f"the last processes of the server to end: {self._left()}")
 
     def close(self) -> None:
         """Leave no process and no run directory, whatever happened."""
         run_dirs = {self._run_dir()}
-        for process in self._lives:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        while left := self.holders():
-            for pid in left:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.005)
-        for run_dir in run_dirs | {self._run_dir()}:
-            if run_dir is not None:
-                remove_run_dir(run_dir)
+        try:
+            wait_until(self._killed, lambda: f"killed processes of the server to end: {self._left()}")
+        finally:
+            for run_dir in run_dirs | {self._run_dir()}:
+                if run_dir is not None:
+                    remove_run_dir(run_dir)
+
+    def _killed(self) -> bool:
+        """Kill what there is; whether there was nothing."""
+        running = [process for process in self._lives if process.poll() is None]
+        for process in running:
+            process.kill()
+        left = self.holders() - {process.pid for process in running}
+        for pid in left:
+            send_signal(pid, signal.SIGKILL)
+        return not running and not left
+
+    def _left(self) -> dict[int, str]:
+        """The processes that there are, and what they are."""
+        pids = self.holders() | {process.pid for process in self._lives if process.poll() is None}
+        return {pid: command_of(pid) for pid in pids}
 
     def __enter__(self) -> Self:
         return self
@@ -210,10 +241,13 @@ class Server:
 
     def kill(self, kind: str, index: int, number: signal.Signals = signal.SIGKILL) -> int:
         """Signal a child; its pid. If it is just being started, the one that is."""
-        pid: int = wait_until(lambda: self.child(kind, index)["pid"], f"{kind} {index} to run")
-        with suppress(ProcessLookupError):
-            os.kill(pid, number)
+        pid = self.pid_of(kind, index)
+        send_signal(pid, number)
         return pid
+
+    def pid_of(self, kind: str, index: int) -> int:
+        """Of a child, once it has one: between two lives it has none."""
+        return wait_until(lambda: int(self.child(kind, index)["pid"]), f"{kind} {index} to run")
 
     def wait_back(self, kind: str, index: int, old_pid: int) -> dict[str, Any]:
         """Until that child is ready again, in another process."""
@@ -234,19 +268,22 @@ class Server:
     def held_down(self, kind: str, index: int) -> Iterator[None]:
         """Kill a child and keep it down: its successor is stopped before it serves anything, and goes on at the end."""
         pid = self.kill(kind, index)
-        while True:
+
+        def stopped() -> bool:
+            nonlocal pid
             old = pid
-            pid = wait_until(lambda old=old: self._successor(kind, index, old), "its successor")  # type: ignore[misc]
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
+            pid = wait_until(lambda: self._successor(kind, index, old), "its successor")
+            send_signal(pid, signal.SIGSTOP)
             if not self._listens(f"{kind}-{index}.sock"):
-                break
-            os.kill(pid, signal.SIGKILL)  # too late: it serves
+                return True
+            send_signal(pid, signal.SIGKILL)  # too late: it serves
+            return False
+
+        wait_until(stopped, f"a successor of {kind} {index} that does not serve yet")
         try:
             yield
         finally:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGCONT)
+            send_signal(pid, signal.SIGCONT)
 
     def _successor(self, kind: str, index: int, old_pid: int) -> int:
         pid = int(self.child(kind, index)["pid"])
