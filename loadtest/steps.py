@@ -9,6 +9,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,7 +19,7 @@ from typing import Any
 import trio
 
 from loadtest.steps_scenarios import SCENARIOS, Bench, Scenario
-from topics.testing.shard_process import ShardProcess
+from topics.testing.shard_process import DEADLINE_S, ShardProcess
 
 HEAD = ("scenario", "longest step, ms", "over 2 ms", "steps", "turn, ms", "gc, ms", "which")
 
@@ -26,20 +27,29 @@ HEAD = ("scenario", "longest step, ms", "over 2 ms", "steps", "turn, ms", "gc, m
 class SteppedShard(ShardProcess):
     """A real shard, but for the instrument in its loop."""
 
+    answer_s = DEADLINE_S
+
     def start(self, *wrapper: str, **options: Any) -> None:
         command = [*wrapper, sys.executable, "-m", "loadtest.stepped_shard", "--dir", str(self.directory)]
         command += ["--socket", self.socket, *self._args]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, **options)
 
     def order(self, what: str) -> Any:
-        """In a thread: the answer may take as long as a step."""
+        """In a thread: the answer may take as long as a step. A shard that gives none is killed."""
         assert self.process is not None
         orders, answers = self.process.stdin, self.process.stdout
         assert orders is not None
         assert answers is not None
-        orders.write(what.encode() + b"\n")
-        orders.flush()
-        return json.loads(answers.readline())
+        patience = threading.Timer(self.answer_s, self.process.kill)
+        patience.start()
+        try:
+            orders.write(what.encode() + b"\n")
+            orders.flush()
+            answer = answers.readline()
+        finally:
+            patience.cancel()
+        assert answer, f"the shard did not answer to {what!r} within {self.answer_s} s, or has ended"
+        return json.loads(answer)
 
 
 async def measure(scenario: Scenario, scale: float, *, stacks: bool = False) -> dict[str, Any]:

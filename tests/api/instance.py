@@ -124,13 +124,14 @@ class Instance:
 
     def kill_shard(self, shard: int) -> None:
         self.shards[shard].kill()
-        self.shards[shard].wait()
+        self.shards[shard].wait(WAIT_S)
 
     def close(self) -> None:
         children = [child for child in (self.gateway, *self.shards.values()) if child is not None]
         for child in children:
             child.kill()
-            child.wait()
+        for child in children:
+            child.wait(WAIT_S)
         if self._lifeline is not None:
             os.close(self._lifeline)
         self.listener.close()

@@ -4,7 +4,7 @@ import socket
 import subprocess
 from pathlib import Path
 
-from topics.testing.server import ROOT, wait_until
+from topics.testing.server import DEADLINE_S, ROOT, wait_until
 
 EXAMPLE = (ROOT / "deploy" / "nginx.conf").read_text()
 BARE = "server { listen 80; location / { proxy_pass http://127.0.0.1:4000; } }"
@@ -61,4 +61,4 @@ class Nginx:
 
     def close(self) -> None:
         self._process.kill()
-        self._process.wait()
+        self._process.wait(timeout=DEADLINE_S)

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from topics.testing.server import DEADLINE_S
+
 START = """
 import json, os, signal, sys, threading
 import topics
@@ -24,7 +26,7 @@ class Program:
         """The next thing it says."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        assert line, f"it ended with {self.process.wait()}"
+        assert line, f"it ended with {self.process.wait(timeout=DEADLINE_S)}"
         return json.loads(line)
 
     def rest(self) -> list:
@@ -35,7 +37,7 @@ class Program:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait()
+        self.process.wait(timeout=DEADLINE_S)
 
 
 @contextmanager
@@ -47,4 +49,4 @@ def program(path: Path, code: str) -> Iterator[Program]:
         yield Program(process)
     finally:
         process.kill()
-        process.wait()
+        process.wait(timeout=DEADLINE_S)

@@ -1,6 +1,7 @@
 """The steps of a shard's loop are measured: all of them, and what is long is found."""
 
 import gc
+import signal
 import threading
 import time
 
@@ -8,9 +9,10 @@ import pytest
 import trio
 
 from loadtest.stepped_shard import LONG_NS, Steps, sampling
-from loadtest.steps import main, measure
+from loadtest.steps import SteppedShard, main, measure
 from loadtest.steps_scenarios import SCENARIOS
 from topics.rpc.turns import turns
+from topics.testing.server import send_signal
 
 TINY = 0.01
 
@@ -78,6 +80,19 @@ async def test_a_scenario_runs_against_a_real_shard():
 @pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.name)
 async def test_every_scenario_runs(scenario):
     assert (await measure(scenario, TINY))["steps"] > 0
+
+
+def test_a_shard_that_does_not_answer_fails_the_measurement(tmp_path):
+    shard = SteppedShard(tmp_path / "shard")
+    try:
+        shard.start()
+        assert shard.order("begin") == {}
+        send_signal(shard.pid, signal.SIGSTOP)
+        shard.answer_s = 0.01
+        with pytest.raises(AssertionError, match=r"did not answer to 'end' within 0\.01 s"):
+            shard.order("end")
+    finally:
+        shard.clean_up()
 
 
 def test_the_table(capsys):

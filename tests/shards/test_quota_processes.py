@@ -11,6 +11,7 @@ from tests.supervisor.server_process import ServerProcess, wait_until
 from topics import errors
 from topics.board import PROGRESS_WHOLE, Board
 from topics.errors import TopicsError
+from topics.testing.server import DEADLINE_S, join
 
 RACE = """
 import random, sys
@@ -81,7 +82,7 @@ def test_caps_are_exact_when_processes_race(tmp_path, max_topics, max_bytes):
             assert racer.stdin is not None
             racer.stdin.write(b"go\n")
             racer.stdin.flush()
-    ends = [tuple(map(int, racer.communicate()[0].split())) for racer in racers]
+    ends = [tuple(map(int, racer.communicate(timeout=DEADLINE_S)[0].split())) for racer in racers]
     topics, size = (sum(column) for column in zip(*ends, strict=True))
     if max_topics:
         assert topics == board.total("topics") == max_topics
@@ -130,8 +131,7 @@ def test_topics_are_capped_over_a_server_and_over_a_kill(serve):
     threads = [threading.Thread(target=create, args=(shard,)) for shard in range(3)]
     for thread in threads:
         thread.start()
-    for thread in threads:
-        thread.join()
+    join(*threads)
     assert len(made) == board.total("topics") == 20
     assert refused == ["max_topics"] * 40
     shard, n = made[0]

@@ -13,7 +13,7 @@ import pytest
 
 from tests.spark.frames import fill, numbers_of, source
 from topics.client import Client
-from topics.testing.server import DEADLINE_S, ROOT, Server, send_group_signal, wait_until
+from topics.testing.server import DEADLINE_S, ROOT, Server, join, send_group_signal, wait_until
 
 RECORDS = 20_000
 
@@ -36,7 +36,7 @@ def test_a_server_that_is_killed_and_comes_back_is_waited_for(spark, tmp_path):
         thread = threading.Thread(target=hurt)  # not the query: Spark knows its formats in the main thread alone
         thread.start()
         frame.write.format("topics").mode("append").options(url=server.url, topic="out", batchSize=200).save()
-        thread.join()
+        join(thread)
         assert lives == [server]
         assert sorted(numbers_of(topics, "out")) == list(range(RECORDS))
 

@@ -5,7 +5,14 @@ import sys
 
 import pytest
 
+from topics.testing.server import DEADLINE_S
+
 WEB = {"quart", "quart_trio", "hypercorn", "flask", "werkzeug", "click", "rich", "httpx"}
+
+
+def said_by(code: str) -> str:
+    command = [sys.executable, "-P", "-c", code]
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=DEADLINE_S).stdout
 
 
 @pytest.mark.parametrize(
@@ -21,7 +28,7 @@ WEB = {"quart", "quart_trio", "hypercorn", "flask", "werkzeug", "click", "rich",
 )
 def test_nothing_that_is_not_needed(module, unneeded):
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
-    loaded = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    loaded = said_by(code)
     assert module.partition(".")[0] in loaded.split()
     assert not unneeded & set(loaded.split())
 
@@ -33,5 +40,5 @@ def test_what_the_template_has_imported_can_be_forked():
         "for name in PROGRAMS: importlib.import_module(name)\n"
         "print(threading.active_count(), len(os.listdir('/proc/self/task')), *sorted(os.listdir('/proc/self/fd')))"
     )
-    shown = subprocess.run([sys.executable, "-P", "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = said_by(code)
     assert shown.split() == ["1", "1", "0", "1", "2", "3"]  # the last one is that of the listing

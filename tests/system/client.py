@@ -8,9 +8,10 @@ import time
 import httpx
 
 from topics.errors import NOT_READY, SHUTTING_DOWN
-from topics.testing.server import DEADLINE_S, Server
+from topics.testing.server import DEADLINE_S, Server, join
 
 RETRY_S = 0.03
+JOIN_S = 3 * DEADLINE_S  # a client that gets no answer gives up before, and says which
 
 
 class Client:
@@ -142,7 +143,8 @@ class Crew:
                 self.failure = self.failure or error
                 self.stopping.set()
 
-        self._threads.append(threading.Thread(target=run))
+        name = getattr(work, "__qualname__", repr(work))
+        self._threads.append(threading.Thread(target=run, name=f"{name}{args}", daemon=True))
         self._threads[-1].start()
 
     @property
@@ -156,6 +158,7 @@ class Crew:
     def join(self) -> None:
         """Let everybody finish what they are at."""
         self.stopping.set()
-        for thread in self._threads:
-            thread.join()
-        self.check()
+        try:
+            join(*self._threads, seconds=JOIN_S)
+        finally:
+            self.check()

@@ -21,7 +21,7 @@ from topics import limits
 from topics.client import Client, Retries
 from topics.testing import judge
 from topics.testing.history import APPEND, DELETE, DIFF, KILL, STATE, UNKNOWN, History, Op
-from topics.testing.server import ROOT, Server, wait_until
+from topics.testing.server import ROOT, Server, join, wait_until
 
 JOBS = 300
 PATIENT = Retries(first_s=0.02, longest_s=0.5, total_s=60.0)
@@ -142,7 +142,7 @@ def test_no_job_is_lost_or_doubled_between_two_shards(serve, tmp_path):
             backup(server, tmp_path / "backup")
         finally:
             over.set()
-            worker.join()
+            join(worker)
     other = restored(serve, tmp_path / "backup", tmp_path / "restored", 2)
     with Client(other.url, retries=PATIENT) as client:
         over = threading.Event()
@@ -152,7 +152,7 @@ def test_no_job_is_lost_or_doubled_between_two_shards(serve, tmp_path):
             wait_until(lambda: client.state(queue)["count"] == 0, "every job to be a dead letter", 60)
         finally:
             over.set()
-            worker.join()
+            join(worker)
         found = client.diff(dead, limit=1000)["records"]
     assert sorted(record["data"] for record in found) == list(range(JOBS))
     assert json.dumps(found).count('"$dead_letter_src_seq"') == JOBS

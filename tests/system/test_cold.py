@@ -14,7 +14,7 @@ from tests.api.sockets import Socket
 from tests.cli.test_main import run
 from tests.system.client import Client
 from topics.errors import NOT_READY
-from topics.testing.server import Server, wait_until
+from topics.testing.server import Server, join, wait_until
 
 SMALL = {"segment_max_events": 50, "hot_retain_segments": 1}
 
@@ -100,7 +100,7 @@ def test_without_its_cold_directory_a_server_starts_writes_and_delivers(serve, c
         reader = threading.Thread(target=lambda: live.append(client_of(server, "t", 500)))
         reader.start()
         client.append("t", {"records": [{"data": "live"}]})
-        reader.join()
+        join(reader)
         assert [record["data"] for record in live[0]["records"]] == ["live"]
         assert client.delete("t", match=["tag", "Eq", "t1"])["deleted"] == 100
         assert not cold.exists()
@@ -171,8 +171,7 @@ def test_a_slow_cold_directory_delays_nobody_else(serve, cold):
             assert client.once("GET", "/v0/ready").status_code == 200
         took = time.monotonic() - began
     stop.set()
-    for reader in readers:
-        reader.join()
+    join(*readers)
     assert len(answers) * 5 / 4 < took + 60, "reads of the cold directory were as slow as they were told to be"
     assert set(answers) <= {200, 503}
 

@@ -14,7 +14,7 @@ import pytest
 
 from tests.system.client import Client
 from topics.errors import NOT_READY, STORAGE_FULL
-from topics.testing.server import Server, alive, wait_until
+from topics.testing.server import DEADLINE_S, Server, alive, wait_until
 
 LEFT = 5 << 20  # less than a shard keeps back, more than it admits before it looks again
 REQUIRED = os.environ.get("TOPICS_REQUIRE_STRACE") == "1"
@@ -44,7 +44,7 @@ def failing(pid: int, folder: Path, call: str, error: str) -> Iterator[None]:
     finally:
         # Not SIGTERM: strace would wait for a process that has ended and that nobody has reaped yet.
         tracer.kill()
-        tracer.wait()
+        tracer.wait(timeout=DEADLINE_S)
 
 
 def _is_traced_by(pid: int, tracer: int) -> bool:

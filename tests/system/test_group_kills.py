@@ -15,7 +15,7 @@ from websockets.exceptions import WebSocketException
 from tests.api.sockets import Socket
 from topics.client import ApiError, Client, Retries
 from topics.ids import slot_of
-from topics.testing.server import ROOT, Server
+from topics.testing.server import DEADLINE_S, ROOT, Server
 
 PATIENT = Retries(first_s=0.02, longest_s=0.5, total_s=60.0)
 RECORDS, BATCH = 600, 20
@@ -181,7 +181,8 @@ def _ack_until_killed(server: Server) -> dict[str, int]:
 def test_a_backup_has_the_groups(tmp_path):
     def run(*arguments: str) -> str:
         command = [sys.executable, "-m", "topics.cli", *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, capture_output=True, text=True, env=env, timeout=DEADLINE_S)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 

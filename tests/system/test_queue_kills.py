@@ -13,7 +13,7 @@ import pytest
 
 from topics.client import ApiError, Client, Retries, Unreachable
 from topics.ids import slot_of
-from topics.testing.server import ROOT, Server, wait_until
+from topics.testing.server import DEADLINE_S, ROOT, Server, join, wait_until
 
 WORKERS, JOBS, BATCH = 16, 1500, 25
 KILLED_REDRIVES = 6
@@ -38,7 +38,8 @@ class Crowd:
     def __exit__(self, *_: object) -> None:
         for process in self.processes:
             process.kill()
-            process.wait()
+        for process in self.processes:
+            process.wait(timeout=DEADLINE_S)
 
     def hire(self) -> None:
         self._made += 1
@@ -53,7 +54,7 @@ class Crowd:
     def kill_one(self, chance: random.Random) -> None:
         victim = self.processes.pop(chance.randrange(len(self.processes)))
         victim.kill()
-        victim.wait()
+        victim.wait(timeout=DEADLINE_S)
         self.hire()
 
     def done(self) -> list[int]:
@@ -144,9 +145,11 @@ def test_no_dead_letter_is_lost_or_doubled_there_and_back_whichever_shard_is_kil
                 kill.start()
                 with suppress(ApiError, Unreachable):  # what has begun goes on by itself
                     topics.redrive(dead, queue, limit=40)
-                kill.join()
+                join(kill)
                 topics.state(queue)  # both shards are back
-            while topics.state(dead)["count"]:
+            ends = time.monotonic() + DEADLINE_S
+            while left := topics.state(dead)["count"]:
+                assert time.monotonic() < ends, f"{left} dead letters are left"
                 topics.redrive(dead, queue, limit=40)
             assert sorted(_all(topics, queue)) == list(range(300))
 

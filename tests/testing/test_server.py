@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
@@ -11,6 +12,7 @@ from topics.testing.server import (
     Server,
     alive,
     command_of,
+    join,
     send_group_signal,
     send_signal,
     wait_until,
@@ -50,6 +52,17 @@ def test_a_child_without_a_process_is_waited_for(tmp_path, monkeypatch):
 def test_a_wait_that_ends_says_what_it_was_for():
     with pytest.raises(AssertionError, match=r"waited 0\.0 s for the end of 3"):
         wait_until(lambda: False, lambda: f"the end of {1 + 2}", 0.0)
+
+
+def test_threads_that_do_not_end_are_named():
+    go_on = threading.Event()
+    ended, stays = threading.Thread(target=int), threading.Thread(target=go_on.wait, args=(DEADLINE_S,), name="stays")
+    ended.start()
+    stays.start()
+    with pytest.raises(AssertionError, match=r"waited 0\.0 s for threads to end: .*stays"):
+        join(ended, stays, seconds=0.0)
+    go_on.set()
+    join(ended, stays)
 
 
 def test_what_holds_the_lock_is_ended_and_named(tmp_path):

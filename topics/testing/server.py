@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +38,15 @@ def wait_until(found: Callable[[], T], what: str | Callable[[], str] = "it", sec
         assert time.monotonic() < until, f"waited {seconds} s for {what if isinstance(what, str) else what()}"
         time.sleep(0.005)
     return value
+
+
+def join(*threads: threading.Thread, seconds: float = DEADLINE_S) -> None:
+    """Until all of them have ended."""
+    until = time.monotonic() + seconds
+    for thread in threads:
+        thread.join(max(0.0, until - time.monotonic()))
+    left = [thread.name for thread in threads if thread.is_alive()]
+    assert not left, f"waited {seconds} s for threads to end: {', '.join(left)}"
 
 
 def send_signal(pid: int, number: signal.Signals) -> None:

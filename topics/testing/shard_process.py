@@ -18,7 +18,7 @@ from topics.rpc.connection import Connection
 from topics.rpc.errors import PeerLost
 from topics.rpc.unix import connect_unix
 
-START_S = 120.0
+DEADLINE_S = 120.0  # to start, to end: it is there to fail instead of hanging
 
 
 class ShardProcess:
@@ -45,14 +45,14 @@ class ShardProcess:
         """SIGKILL, and wait until it is gone."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait()
+        self.process.wait(timeout=DEADLINE_S)
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
         assert self.process is not None
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout=60)
+        return self.process.wait(timeout=DEADLINE_S)
 
     def peak_rss_mb(self) -> float:
         """The most that was resident since its start, in 10⁶ bytes. The kernel notes it, so nothing is missed."""
@@ -71,16 +71,18 @@ class ShardProcess:
             self.kill()
 
     def clean_up(self) -> None:
-        self.clean_up_process()
-        for name in os.listdir(self._run_dir):
-            os.unlink(os.path.join(self._run_dir, name))
-        os.rmdir(self._run_dir)
+        try:
+            self.clean_up_process()
+        finally:
+            for name in os.listdir(self._run_dir):
+                os.unlink(os.path.join(self._run_dir, name))
+            os.rmdir(self._run_dir)
 
     @asynccontextmanager
     async def connected(self, *, ready: bool = True) -> AsyncIterator["ShardClient"]:
         """A client, once the process answers (and, unless told otherwise, has recovered)."""
         async with trio.open_nursery() as nursery:
-            with trio.fail_after(START_S):
+            with trio.fail_after(DEADLINE_S):
                 client = ShardClient(await self._connect(nursery))
                 while ready and not (await client.connection.call("health", {})).head["ready"]:
                     await trio.sleep(0.005)
