@@ -3,6 +3,8 @@
 import gc
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
 
 import httpx
@@ -39,6 +41,22 @@ def disk_is_used_in_order() -> Iterator[None]:
     found = VIOLATIONS[:]
     VIOLATIONS.clear()
     assert found == []
+
+
+@pytest.fixture(autouse=True)
+def no_committer_is_left() -> Iterator[None]:
+    """Whoever drops a shard ends its thread: it would live as long as the process, with all that the shard held."""
+    before = committers()
+    yield
+    until = time.monotonic() + PATIENCE_S
+    for thread in committers() - before:  # one whose log has failed ends by itself
+        thread.join(max(0.0, until - time.monotonic()))
+    left = committers() - before
+    assert not left, f"{len(left)} threads of shards that nobody has stopped"
+
+
+def committers() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name == "committer"}
 
 
 @pytest.fixture(autouse=True, scope="session")

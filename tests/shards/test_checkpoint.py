@@ -435,6 +435,7 @@ async def test_a_capture_that_fails_is_abandoned_and_nothing_acked_is_lost() -> 
         await connection.call("checkpoint", {})
         assert not shard.store.engine.dirty
         nursery.cancel_scope.cancel()
+    shard.abandon()
     store = recover(disk.crash(0, power_loss=False), shard._clock)
     counts = {name: topic.count for name, topic in store.engine.state.topics.items()}
     assert counts == {"a": 20, "b": 30, "c": 30, "d": 30}

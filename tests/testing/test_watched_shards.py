@@ -64,8 +64,9 @@ def test_an_ack_before_its_sync(files, no_sync):
 def test_an_ack_before_its_sync_in_a_running_shard(files, no_sync):
     """The committer's report ends the whole run."""
 
+    shard = Shard(files, own_process=False)
+
     async def main() -> None:
-        shard = Shard(files, own_process=False)
         async with trio.open_nursery() as nursery:
             nursery.start_soon(shard.run, trio.Event())
             await shard.ready.wait()
@@ -74,6 +75,7 @@ def test_an_ack_before_its_sync_in_a_running_shard(files, no_sync):
 
     with pytest.raises(trio.TrioInternalError):
         trio.run(main)
+    shard.abandon()
     assert len(VIOLATIONS) == 1
 
 
