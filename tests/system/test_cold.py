@@ -33,9 +33,9 @@ def segments(directory: Path) -> int:
 
 
 def bytes_below(directory: Path) -> int:
-    """As du would say, without what is used again: the log, and the register of heads."""
+    """As du would say, without what is used again: the log and its spare file, and the register of heads."""
     files = (path for path in directory.rglob("*") if path.is_file() and path.suffix not in (".wal", ".reg"))
-    return sum(path.stat().st_size for path in files)
+    return sum(path.stat().st_size for path in files if not path.name.startswith("spare-"))
 
 
 def write(client: Client, topic: str, records: int, first: int = 0) -> None:
