@@ -388,11 +388,16 @@ async def test_many_that_are_over_go_a_few_a_step(
     assert removed == [2, 2, 2, 1]
 
 
-async def test_many_are_removed_in_turns_and_none_is_found_meanwhile(
-    life: Life, gateway: Gateway, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def only_who_comes_collects(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the start of a shard on, so not in the test itself."""
     monkeypatch.setattr(limits, "WATCH_COLLECT_MAX", 2)
     monkeypatch.setattr(limits, "WATCH_COLLECT_MS", 3_600_000)
+
+
+async def test_many_are_removed_in_turns_and_none_is_found_meanwhile(
+    only_who_comes_collects: None, life: Life, gateway: Gateway
+) -> None:
     for n in range(5):
         await gateway.create(f"w{n}")
     life.clock.advance(TTL_MS + 1)
