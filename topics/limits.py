@@ -83,6 +83,7 @@ GIVE_BACK_STEP = 512  # jobs that are given back in one step when the stream tha
 SETTLE_STEP = 256  # jobs of a queue that become free in one step
 PASS_JOBS = 1024  # jobs that are dealt in one step; each who gets some counts as 32, and each with a line as two
 PORTION_JOBS = PASS_JOBS // 2  # of these, to one who wants more than that: the rest comes in further steps
+FILLING_MS = 250  # for as long such a one is kept from what it has, or for a quarter of its lease
 LOSE_STEP = 64  # of those who wait for a queue that is deleted are told in one step
 COHORT_STEP = 512  # of those who are served together it is asked in one step how much they want
 PASS_STEP = 512  # entries that no longer stand, and blocks without a job, that a pass looks past

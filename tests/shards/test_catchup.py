@@ -7,6 +7,7 @@ import pytest
 import trio
 
 from tests.shards.queue_shard import QueueShard, seqs_of, serving
+from tests.shards.test_work import pushed, working
 from topics import errors, limits
 from topics.core import lease_events
 from topics.core.claims import deal
@@ -390,3 +391,21 @@ async def test_who_writes_leases_down_when_the_log_is_closed_writes_no_more(is_n
         await shard.shard.committer.flushed()  # type: ignore[union-attr]
     async with serving(files, clock) as shard:
         assert await shard.counts() == (0, JOBS, 0)
+
+
+async def test_a_stream_that_ends_when_the_log_is_closed_takes_nobody_elses_leases_along():
+    """They are no longer logged, but were; what a clean stop has written down stands."""
+    files = FaultyFiles()
+    async with serving(files, crash=True) as shard:
+        clock = shard.clock
+        await shard.make(leases_durable=True)
+        await shard.produce(*range(10))
+        await shard.claim(4)
+        async with working(shard) as worker:
+            await pushed(worker, 2)
+            await shard.make(leases_durable=False)
+            shard.queues.log.close()
+        await until(lambda: not shard.queues.find("q")._streams)
+        await shard.shard.committer.flushed()  # type: ignore[union-attr]
+    async with serving(files, clock) as shard:
+        assert await shard.counts() == (6, 4, 0)

@@ -19,6 +19,7 @@ from topics.shards import queue_passes
 from topics.shards.queue import Queue
 from topics.shards.queue_cohort import Cohort
 from topics.shards.queue_filling import Filling
+from topics.shards.queue_passes import Passes
 from topics.shards.queues import Queues
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
@@ -457,3 +458,63 @@ async def test_those_who_wait_for_a_queue_that_is_deleted_are_told_some_a_step(m
         assert refusals == [errors.TOPIC_NOT_FOUND] * 50
         assert len(set(tasks)) > 1
         assert found.idle
+
+
+@pytest.mark.parametrize("deliveries", [0, 1])
+async def test_a_claim_does_not_wait_for_more_until_what_it_has_is_over(deliveries, monkeypatch):
+    """Nor is a job that nobody was told of a delivery, or a dead letter."""
+    monkeypatch.setattr(limits, "PASS_STEP", 4)
+    fill, portions = Passes._fill, []
+
+    def fill_slowly(self: Passes, filling: Filling) -> None:
+        portions.append(filling)
+        shard.clock.advance(20)
+        fill(self, filling)
+
+    monkeypatch.setattr(Passes, "_fill", fill_slowly)
+    async with serving() as shard:
+        await shard.make(max_deliveries=deliveries, **({"dead_letter": "dead"} if deliveries else {}))
+        await shard.produce("first")
+        for _ in range(60):
+            await shard.produce("y" * 40_000, tag="gone")
+        await shard.produce("last")
+        await shard.call("delete", "q", {"match": "gone"})
+        (job,) = await shard.claim(2, lease_ms=100)
+        assert (job["$seq"], job["deliveries"]) == (1, 1)
+        assert job["deadline"] - shard.clock.now_ms() >= 100 - 2 * 20
+        assert len(portions) > 1
+        assert await shard.counts() == (1, 1, 0)
+
+
+async def test_who_is_served_in_steps_does_not_take_from_those_of_the_next_window(monkeypatch):
+    monkeypatch.setattr(limits, "PASS_STEP", 4)
+    async with serving() as shard:
+        await shard.make(claim_jitter_ms=1)
+        await shard.produce("first")
+        for _ in range(60):
+            await shard.produce("y" * 40_000, tag="gone")
+        await shard.produce("last")
+        await shard.call("delete", "q", {"match": "gone"})
+        fill, go_on = Passes._fill, trio.Event()
+        answers: dict[str, int] = {}
+
+        def wait(self: Passes, filling: Filling) -> None:
+            if go_on.is_set():
+                fill(self, filling)
+
+        monkeypatch.setattr(Passes, "_fill", wait)
+
+        async def claim(name: str, most: int) -> None:
+            answers[name] = len(await shard.claim(most, node=name))
+
+        found = shard.queues.find("q")
+        with trio.fail_after(30):
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(claim, "large", 200)
+                await until(lambda: bool(found._passes._fillings))
+                nursery.start_soon(partial(shard.produce, *range(100)))
+                await until(lambda: found.ready > 100)
+                nursery.start_soon(claim, "small", 20)
+                await until(lambda: bool(found._passes._unserved))
+                go_on.set()
+        assert answers == {"large": 2, "small": 20}

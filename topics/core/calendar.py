@@ -4,23 +4,27 @@ Most are taken out long before: a lease of hours is over when its job is acknowl
 is taken out leaves nothing behind, and a calendar costs what is still to come.
 
 Many seqs share a time (a batch is leased in one go), so each time has a set of them, or the one seq. Times are kept in
-pages of four seconds, and a heap holds the numbers of the pages. One that became empty is left in the heap until that
-is mostly of such. Nothing is put off by more than a day, so the heap is small enough to be made anew in one go.
+pages of four seconds. A heap holds the numbers of the pages, another the times of the first page. What became empty is
+left in its heap until that is mostly of such. Nothing is put off by more than a day, so the heaps are small enough to
+be made anew in one go.
 """
 
 from collections.abc import Collection
 from heapq import heapify, heappop, heappush
 
 _BITS = 12
-STALE_MIN = 64  # numbers in the heap that may be of no page, or there twice, whatever there is
+STALE_MIN = 64  # entries of a heap that may be of nothing, or there twice, whatever there is
+SHRINK_MAX = 1 << 15  # seqs that are copied in one go
 
 
 class Calendar:
-    __slots__ = ("_heap", "_pages", "first", "size")
+    __slots__ = ("_heap", "_pages", "_times", "_times_of", "first", "size")
 
     def __init__(self) -> None:
         self._pages: dict[int, dict[int, int | set[int]]] = {}  # none is empty
         self._heap: list[int] = []
+        self._times: list[int] = []
+        self._times_of = -1  # the page that they are of
         self.first: int | None = None  # no entry has an earlier time; None: there is none
         self.size = 0  # entries
 
@@ -66,7 +70,7 @@ class Calendar:
             if seq not in there:
                 return
             there.remove(seq)
-            if (left := len(there)) & (left - 1) == 0:
+            if (left := len(there)) & (left - 1) == 0 and left <= SHRINK_MAX:
                 _shrink(page, when, there)
         elif there == seq:
             del page[when]
@@ -80,15 +84,14 @@ class Calendar:
         """Take out so many of the entries below `when`: (time, seq), the earliest first."""
         taken: list[tuple[int, int]] = []
         while self.first is not None and self.first < when and len(taken) < most:
-            page = self._look_up()
-            for due in sorted([time for time in page if time < when]):
-                taken += [(due, seq) for seq in _take(page, due, most - len(taken))]
-                if len(taken) == most:
-                    break
+            page, due = self._look_up()
+            if due >= when:
+                break
+            taken += [(due, seq) for seq in _take(page, due, most - len(taken))]
             if not page:
                 self._drop_page(self._heap[0])
-            if self._pages:
-                self._look_up()
+        if taken and self._pages:
+            self._look_up()
         self.size -= len(taken)
         return taken
 
@@ -96,21 +99,32 @@ class Calendar:
         """Where an entry of this time goes."""
         if self.first is None or when < self.first:
             self.first = when
-        page = self._pages.get(when >> _BITS)
+        number = when >> _BITS
+        page = self._pages.get(number)
         if page is None:
-            page = self._pages[when >> _BITS] = {}
-            heappush(self._heap, when >> _BITS)
+            page = self._pages[number] = {}
+            heappush(self._heap, number)
+        elif number == self._times_of and when not in page:
+            heappush(self._times, when)
+            if len(self._times) > 2 * len(page) + STALE_MIN:
+                self._times_of = -1
         return page
 
-    def _look_up(self) -> dict[int, int | set[int]]:
-        """The first page, of which there is one; its first time is the first of all."""
+    def _look_up(self) -> tuple[dict[int, int | set[int]], int]:
+        """The first page, of which there is one, and its first time."""
         while (page := self._pages.get(self._heap[0])) is None:
             heappop(self._heap)
-        self.first = min(page)
-        return page
+        if self._times_of != self._heap[0]:
+            self._times, self._times_of = sorted(page), self._heap[0]
+        while self._times[0] not in page:
+            heappop(self._times)
+        self.first = self._times[0]
+        return page, self.first
 
     def _drop_page(self, number: int) -> None:
         del self._pages[number]
+        if number == self._times_of:
+            self._times_of = -1
         if not self._pages:
             self._heap.clear()
             self.first = None

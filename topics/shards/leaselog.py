@@ -56,7 +56,7 @@ class LeaseLog:
         leases = topic.leases
         assert leases is not None
         durable = topic.config.leases_durable
-        if durable != leases.logged or (durable and leases.stale):
+        if not self._is_closed and (durable != leases.logged or (durable and leases.stale)):
             kept = Kept((leases if durable else leases.without_leases()).snapshot(), clean=False, durable=durable)
             self._append([kept.encode(topic.id, topic.epoch, self._engine.now())])
             self._events += 1

@@ -7,6 +7,7 @@ claim does. Who goes meanwhile leaves them to the queue, which gives them back.
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from topics import limits
 from topics.core.claims import Want
 from topics.core.jobs import Jobs
 from topics.core.lease_parts import Grant
@@ -18,12 +19,13 @@ if TYPE_CHECKING:
 
 
 class Filling:
-    __slots__ = ("_bytes", "_over", "_portions", "_unsynced", "deadline", "left", "moves", "taker")
+    __slots__ = ("_bytes", "_lease_ms", "_over", "_portions", "_unsynced", "deadline", "left", "moves", "taker")
 
-    def __init__(self, taker: "Taker", jobs: int, deadline: int) -> None:
+    def __init__(self, taker: "Taker", jobs: int, lease_ms: int) -> None:
         self.taker = taker
         self.left = jobs  # that it may still get
-        self.deadline = deadline  # of all its leases
+        self.deadline = 0  # of all its leases, once it has one
+        self._lease_ms = lease_ms
         self.moves: set[int] = set()  # dead letters that were come across
         self._bytes = taker.batch_bytes
         self._portions: list[Jobs] = []
@@ -38,6 +40,11 @@ class Filling:
     def leases(self) -> list[tuple[int, int]]:
         """The seqs it has got so far, and the numbers of their leases."""
         return [lease for jobs in self._portions for lease in jobs.leases]
+
+    def has_time(self, now: int) -> bool:
+        """Whether it may wait for more: its leases run already."""
+        begun = self.deadline - self._lease_ms
+        return not self._portions or now - begun <= min(self._lease_ms // 4, limits.FILLING_MS)
 
     def want(self, most: int) -> Want:
         """The next portion."""
@@ -55,6 +62,7 @@ class Filling:
         self.left -= len(want.picks)
         self._bytes -= sum([chunk.sizes[seq - chunk.first_seq] for seq, chunk in want.picks])
         self._portions.append(Jobs.of(want.picks, grant, leases))
+        self.deadline = grant.deadline
 
     def all_jobs(self, leases: Leases) -> Jobs:
         return Jobs.joined(self._portions, sort=not has_levels(leases.line))

@@ -7,7 +7,7 @@ next wait for their turn.
 
 A step also ends where it has looked past so much that is gone, or not to be had yet, that others must have a turn. What
 a claim got by then is its first portion: a claim is answered with fewer jobs than it asked for only if there are no
-more, or no more that fit its answer.
+more, or no more that fit its answer, or if a good part of their lease would be over before more are found.
 """
 
 import weakref
@@ -99,12 +99,18 @@ class Passes:
         """Whether a pass is not over."""
         return bool(self._unserved) or bool(self._fillings) or self._cohort is not None
 
+    def _lease_ms(self, taker: Taker) -> int:
+        return taker.lease_ms or self._topic.config.lease_ms
+
     @property
     def _job_cost(self) -> int:
         return 1 if self._leases.line is None else 2
 
     def begin(self, takers: list[Taker]) -> None:
-        """Divide what is ready among the takers. Where that is much, each gets its part in one of several steps."""
+        """Divide what is ready among the takers. Where that is much, each gets its part in one of several steps. Who is
+        being served by an earlier pass has its part."""
+        if self._fillings:
+            takers = [taker for taker in takers if taker not in self._fillings]
         if len(takers) > limits.COHORT_STEP:
             self._takers.update(dict.fromkeys(takers))
             self._cohort = Cohort(takers)
@@ -155,8 +161,7 @@ class Passes:
         portion = limits.PORTION_JOBS // self._job_cost
         for taker, share in self._unserved.items():
             if share > portion and not some:
-                deadline = self._engine.now() + (taker.lease_ms or self._topic.config.lease_ms)
-                filling = self._fillings[taker] = Filling(taker, share, deadline)
+                filling = self._fillings[taker] = Filling(taker, share, self._lease_ms(taker))
                 self._fill(filling)
                 return
             cost += self._job_cost * share + TAKER_COST
@@ -168,6 +173,9 @@ class Passes:
     def _fill(self, filling: Filling) -> None:
         """One more portion for somebody; when it was the last, it is handed over what it has."""
         taker, leases = filling.taker, self._leases
+        if not filling.has_time(self._engine.now()):
+            self._end_filling(filling)
+            return
         try:
             self._queues.check_open()
             want = filling.want(limits.PORTION_JOBS // self._job_cost)
@@ -184,6 +192,10 @@ class Passes:
             filling.left = 0
         if filling.left and want.jobs and (leases.cut_short or len(want.picks) == want.jobs):
             return
+        self._end_filling(filling)
+
+    def _end_filling(self, filling: Filling) -> None:
+        taker = filling.taker
         self._fillings.pop(taker, None)
         self.leave(taker)
         if filling.has_jobs:
@@ -194,7 +206,7 @@ class Passes:
     def _lease_portion(self, filling: Filling, want: Want) -> None:
         """Raises if it is refused."""
         taker = filling.taker
-        grant = self._granted(taker, want, filling.deadline)
+        grant = self._granted(taker, want, filling.deadline or self._engine.state.now_ms + self._lease_ms(taker))
         try:
             told_later = self._queue.log(lease_events.claimed([grant]), filling.logged)
         except TopicsError:
@@ -233,7 +245,7 @@ class Passes:
         for taker, want in zip(takers, wants, strict=True):
             self.leave(taker)
             if want.picks:
-                deadline = now + (taker.lease_ms or self._topic.config.lease_ms)
+                deadline = now + self._lease_ms(taker)
                 given.append((taker, want, self._granted(taker, want, deadline)))
             elif self._leases.cut_short and want.share:
                 self._takers[taker], self._unserved[taker] = None, want.share  # the rest of the pass is for it
@@ -296,7 +308,7 @@ class Passes:
 
     def _begin_filling(self, taker: Taker, want: Want, grant: Grant, moves: set[int]) -> Filling:
         """What it got is leased, and there may be more for it behind what the pass has looked past."""
-        filling = Filling(taker, len(want.picks) + want.share, grant.deadline)
+        filling = Filling(taker, len(want.picks) + want.share, self._lease_ms(taker))
         filling.moves |= moves
         filling.add(want, grant, self._leases)
         filling.logging()

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -36,7 +37,12 @@ class Record(NamedTuple):
 
     @property
     def size(self) -> int:
-        return len(self.text()) + (len(quote(self.tag)) if self.tag is not None else 0)
+        return _size(self)
+
+
+@lru_cache(maxsize=10_000)  # the same few records, over and over: a sweep asks for a million sizes
+def _size(record: Record) -> int:
+    return len(record.text()) + (len(quote(record.tag)) if record.tag is not None else 0)
 
 
 class Draft(NamedTuple):
@@ -79,5 +85,6 @@ def _uuid7(ts: int, seq: int, salt: int) -> str:
     return str(UUID(int=ts << 80 | 7 << 76 | high << 64 | 0b10 << 62 | low << 30 | salt))
 
 
+@lru_cache(maxsize=1000)
 def quote(text: str) -> bytes:
     return json.dumps(text, ensure_ascii=False).encode()
