@@ -4,6 +4,7 @@ import gc
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import trio
@@ -12,7 +13,7 @@ from loadtest.stepped_shard import LONG_NS, Steps, sampling
 from loadtest.steps import SteppedShard, main, measure
 from loadtest.steps_scenarios import SCENARIOS
 from topics.rpc.turns import turns
-from topics.testing.server import send_signal
+from topics.testing.server import send_signal, wait_until
 
 TINY = 0.01
 
@@ -82,12 +83,19 @@ async def test_every_scenario_runs(scenario):
     assert (await measure(scenario, TINY))["steps"] > 0
 
 
+def states_of(pid: int) -> set[str]:
+    """Those of its threads."""
+    stats = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    return {stat.rpartition(")")[2].split()[0] for stat in stats}
+
+
 def test_a_shard_that_does_not_answer_fails_the_measurement(tmp_path):
     shard = SteppedShard(tmp_path / "shard")
     try:
         shard.start()
         assert shard.order("begin") == {}
         send_signal(shard.pid, signal.SIGSTOP)
+        wait_until(lambda: states_of(shard.pid) == {"T"}, "all threads to stop")
         shard.answer_s = 0.01
         with pytest.raises(AssertionError, match=r"did not answer to 'end' within 0\.01 s"):
             shard.order("end")
