@@ -12,6 +12,7 @@ import trio
 from topics.testing.shard_process import ShardClient
 
 BATCH = 10_000
+CLAIM = 1000  # jobs
 AT_ONCE = 256  # calls that a crowd has under way, unless they are to wait together
 SLOW_SYNC = "wal.sync=pause:400"  # long enough for all that is to wait for one sync
 
@@ -221,6 +222,49 @@ async def polls(bench: Bench) -> None:
         await together([*waits, tell], number + 1)
 
 
+# --- queues -------------------------------------------------------------------------------------------------------
+
+
+async def claim_all(bench: Bench, jobs: int, lease_ms: int = 3_600_000) -> list[list[int]]:
+    """Make a queue of so many jobs and claim them; the seqs of each claim."""
+    await bench.client.put("q", type="queue")
+    await bench.client.call("append", "q", records(min(jobs, BATCH)))
+    for _ in range(BATCH, jobs, BATCH):
+        await bench.client.call("append", "q", records(BATCH))
+    return [await claim(bench, lease_ms) for _ in range(-(-jobs // CLAIM))]
+
+
+async def claim(bench: Bench, lease_ms: int = 3_600_000) -> list[int]:
+    answer = await bench.client.call("claim", "q", {"node": "w", "max": CLAIM, "lease_ms": lease_ms})
+    return [job["$seq"] for job in answer["claimed"]]
+
+
+async def work_jobs(bench: Bench) -> None:
+    async with bench.measured():
+        for seqs in await claim_all(bench, bench.many(20_000)):
+            await bench.client.call("extend", "q", {"node": "w", "seqs": seqs, "lease_ms": 60_000})
+            await bench.client.call("nack", "q", {"node": "w", "seqs": seqs})
+        while seqs := await claim(bench):
+            await bench.client.call("ack", "q", {"node": "w", "seqs": seqs})
+
+
+async def delays_end(bench: Bench) -> None:
+    delay_ms = bench.many(10_000)  # longer than it takes to give them all back
+    for seqs in await claim_all(bench, bench.many(100_000)):
+        await bench.client.call("nack", "q", {"node": "w", "seqs": seqs, "delay_ms": delay_ms})
+    await trio.sleep(delay_ms / 1000)
+    async with bench.measured(0.5):
+        await claim(bench)
+
+
+async def leases_end(bench: Bench) -> None:
+    lease_ms = bench.many(10_000)
+    await claim_all(bench, bench.many(100_000), lease_ms)
+    await trio.sleep(lease_ms / 1000)
+    async with bench.measured(0.5):
+        await claim(bench)
+
+
 # --- checkpoints --------------------------------------------------------------------------------------------------
 
 
@@ -260,6 +304,9 @@ SCENARIOS = (
     Scenario("metrics", "of 10,000 topics with 5,000 groups", metrics),
     Scenario("bulk", "reads of 10,000 records, plain and with holes", read_bulk),
     Scenario("polls", "5,000 long-polls that one record ends", polls),
+    Scenario("jobs", "claims, extends, nacks and acks of 1,000 jobs each", work_jobs),
+    Scenario("delays", "a claim when the delays of 100,000 jobs are over", delays_end),
+    Scenario("leases", "a claim when 100,000 leases have ended", leases_end),
     Scenario("checkpoint", "of 20,000 topics", checkpoint_many),
     Scenario("checkpoint-large", "of 100,000 records, 300,000 keys and deletes in every block", checkpoint_large),
     Scenario("abandon", "the same of 20,000 topics, which fails", checkpoint_many, "pack.write=error:ENOSPC*1"),
