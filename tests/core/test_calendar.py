@@ -3,6 +3,7 @@
 import random
 import sys
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
@@ -39,6 +40,13 @@ class Model(RuleBasedStateMachine):
     def remove_some(self, data, most):
         for _ in range(min(most, len(self.entries))):
             self.remove_any(*data.draw(st.sampled_from(sorted(self.entries))))
+
+    @rule(data=st.data(), strangers=st.lists(st.tuples(times, seqs), max_size=3), most=st.integers(0, 12))
+    def remove_each(self, data, strangers, most):
+        there = st.sampled_from(sorted(self.entries)) if self.entries else st.nothing()
+        gone = data.draw(st.lists(there, max_size=most if self.entries else 0)) + strangers
+        self.calendar.remove_each(gone)
+        self.entries -= {*gone}
 
     @rule(when=times, most=st.integers(0, 8))
     def pop(self, when, most):
@@ -79,14 +87,19 @@ def room(calendar: Calendar) -> int:
     return sum(map(sys.getsizeof, (pages, calendar._heap, *pages.values(), *buckets)))
 
 
-def test_stragglers_do_not_keep_the_room_of_those_they_came_with():
+@pytest.mark.parametrize("at_once", [1, 10, 997])
+def test_stragglers_do_not_keep_the_room_of_those_they_came_with(at_once):
     calendar = Calendar()
     for batch in range(100):
         calendar.add_all(batch, range(1000))
     full = room(calendar)
     for batch in range(100):
-        for seq in range(3, 1000):
-            calendar.remove(batch, seq)
+        for first in range(3, 1000, at_once):
+            gone = [(batch, seq) for seq in range(first, min(1000, first + at_once))]
+            if at_once > 1:
+                calendar.remove_each(gone)
+            else:
+                calendar.remove(*gone[0])
     assert calendar.size == 300
     assert room(calendar) < full / 50
 

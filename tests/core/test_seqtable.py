@@ -24,6 +24,16 @@ def test_it_is_a_dict_and_copies_stay_as_they_were(seed):
     model: dict[int, int] = {}
     copies: list[tuple[SeqTable[int], dict[int, int]]] = []
     for _ in range(2000):
+        seqs = [drawn.randrange(4) * PAGE + drawn.randrange(30) for _ in range(drawn.randrange(6))]
+        what = drawn.random()
+        if what < 0.1:
+            values = [drawn.randrange(9) for _ in seqs]
+            table.put_all(seqs, values)
+            model.update(zip(seqs, values, strict=True))
+        elif what < 0.25:
+            assert table.pop_all(seqs) == [model.pop(seq, None) for seq in seqs]
+        assert table.get_all(seqs) == [model.get(seq) for seq in seqs]
+        assert table.count == len(model)
         seq = drawn.randrange(4) * PAGE + drawn.randrange(30)
         if drawn.random() < 0.6:
             table.put(seq, value := drawn.randrange(9))
@@ -45,8 +55,9 @@ def test_it_is_a_dict_and_copies_stay_as_they_were(seed):
 def test_no_part_of_it_is_large_and_none_is_kept_empty():
     table = SeqTable((seq, seq) for seq in range(100_000))
     assert max(map(len, table._pages.values())) == PAGE
-    for seq in range(100_000):
+    for seq in range(50_000):
         table.pop(seq)
+    table.pop_all(range(50_000, 100_000))
     assert not table._pages
 
 

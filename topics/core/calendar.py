@@ -9,7 +9,7 @@ left in its heap until that is mostly of such. Nothing is put off by more than a
 be made anew in one go.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from heapq import heapify, heappop, heappush
 
 _BITS = 12
@@ -70,8 +70,7 @@ class Calendar:
             if seq not in there:
                 return
             there.remove(seq)
-            if (left := len(there)) & (left - 1) == 0 and left <= SHRINK_MAX:
-                _shrink(page, when, there)
+            _shrink(page, when, there, len(there) + 1)
         elif there == seq:
             del page[when]
         else:
@@ -79,6 +78,28 @@ class Calendar:
         self.size -= 1
         if not page:
             self._drop_page(when >> _BITS)
+
+    def remove_each(self, entries: Iterable[tuple[int, int]]) -> None:
+        """The same of many (time, seq), those of one time together."""
+        together: dict[int, list[int]] = {}
+        for when, seq in entries:
+            if when in together:
+                together[when].append(seq)
+            else:
+                together[when] = [seq]
+        for when, seqs in together.items():
+            page = self._pages.get(when >> _BITS)
+            there = page.get(when) if page is not None else None
+            if page is None or not isinstance(there, set) or len(seqs) == 1:
+                for seq in seqs:
+                    self.remove(when, seq)
+                continue
+            before = len(there)
+            there.difference_update(seqs)
+            self.size -= before - len(there)
+            _shrink(page, when, there, before)
+            if not page:
+                self._drop_page(when >> _BITS)
 
     def pop_before(self, when: int, most: int) -> list[tuple[int, int]]:
         """Take out so many of the entries below `when`: (time, seq), the earliest first."""
@@ -142,9 +163,11 @@ def _take(page: dict[int, int | set[int]], when: int, most: int) -> list[int]:
     return [*there] if isinstance(there, set) else [there]
 
 
-def _shrink(page: dict[int, int | set[int]], when: int, seqs: set[int]) -> None:
-    """A set keeps the room of what is taken out of it, so a smaller one takes its place whenever half of it is gone:
-    when it comes to a power of two."""
+def _shrink(page: dict[int, int | set[int]], when: int, seqs: set[int], before: int) -> None:
+    """A set that had so many keeps the room of what is taken out of it, so a smaller one takes its place whenever half
+    of it is gone: when it comes below a power of two."""
+    if len(seqs).bit_length() == before.bit_length() or len(seqs) > SHRINK_MAX:
+        return
     if len(seqs) > 1:
         page[when] = set(seqs)
     elif seqs:

@@ -4,8 +4,9 @@ That is the order of their seqs, or, where jobs have priorities or times, of how
 (line.py). A job that is picked stays free until it is leased or leaves, but is not picked again unless it is put back.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from heapq import heappop, heappush
+from itertools import repeat
 
 from topics.core.chunk import Chunk
 from topics.core.effort import Effort
@@ -26,6 +27,14 @@ class FreeJobs:
     def add(self, seq: int) -> None:
         self.seqs.put(seq, True)
         self.put_back(seq)
+
+    def add_all(self, seqs: Collection[int]) -> None:
+        self.seqs.put_all(seqs, repeat(True))
+        for seq in seqs:
+            if self._line is None:
+                heappush(self._heap, seq)
+            else:
+                self._line.set_free(seq, self._rounds(seq))
 
     def put_back(self, seq: int) -> None:
         """It was picked and is not wanted."""

@@ -1,5 +1,8 @@
 """Jobs of a queue that were given back for later, and when each is free."""
 
+from collections.abc import Collection
+from itertools import repeat
+
 from topics.core.calendar import Calendar
 from topics.core.seqtable import SeqTable
 
@@ -26,20 +29,19 @@ class Delays:
         """None is over before this time."""
         return self._calendar.first
 
-    def put(self, seq: int, due: int) -> None:
-        self.pop(seq)
-        self.until.put(seq, due)
-        self._calendar.add(due, seq)
+    def put_all(self, seqs: Collection[int], due: int) -> None:
+        self.pop_all(seqs)
+        self.until.put_all(seqs, repeat(due))
+        self._calendar.add_all(due, seqs)
 
-    def pop(self, seq: int) -> None:
-        """It is not delayed any more, if it was."""
-        due = self.until.pop(seq)
-        if due is not None:
-            self._calendar.remove(due, seq)
+    def pop_all(self, seqs: Collection[int]) -> None:
+        """They are not delayed any more, those that were."""
+        if self.until.count:
+            ends = zip(self.until.pop_all(seqs), seqs, strict=True)
+            self._calendar.remove_each((due, seq) for due, seq in ends if due is not None)
 
     def pop_due(self, now: int, most: int) -> list[int]:
         """Take out so many of those that are over by now."""
         seqs = [seq for _, seq in self._calendar.pop_before(now + 1, most)]
-        for seq in seqs:
-            self.until.pop(seq)
+        self.until.pop_all(seqs)
         return seqs

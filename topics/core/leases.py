@@ -25,7 +25,7 @@ an event happens and when it is replayed. Whether something may happen is asked 
 """
 
 from collections.abc import Collection, Iterable, Iterator
-from itertools import chain
+from itertools import chain, repeat
 from sys import intern
 from typing import TYPE_CHECKING, Any
 
@@ -110,29 +110,35 @@ class Leases:
         if self._gone or (self.line is not None and not self.line.timetable.catch_up()):
             return False
         left = limits.SETTLE_STEP
-        for deadline, seq in self._deadlines.pop_before(now, left):
-            left -= 1
-            lease = self._leases.get(seq)
-            if lease is not None and lease.noted == deadline and seq not in self.free.seqs:
-                self._end(seq, lease, now)
-        for seq in self._delayed.pop_due(now, left):
-            left -= 1
-            self.free.add(seq)
+        ends = self._deadlines.pop_before(now, left)
+        if ends:
+            left -= len(ends)
+            self._end(ends, now)
+        if left and (over := self._delayed.pop_due(now, left)):
+            left -= len(over)
+            self.free.add_all(over)
         if self.line is not None and left > 0:
-            for _, seq in self.line.timetable.pop_due(now, left):
-                left -= 1
-                self.free.add(seq)
+            come = [seq for _, seq in self.line.timetable.pop_due(now, left)]
+            self.free.add_all(come)
+            left -= len(come)
             left -= self.free.move_up(left)
         return left > 0
 
-    def _end(self, seq: int, lease: Lease, now: int) -> None:
-        """It was to end by now, unless it was extended since."""
-        if lease.deadline >= now:
-            self._note(seq, lease)
-        else:
-            self._expired += 1
-            self.streams.drop(lease.owner, seq)
-            self.free.add(seq)
+    def _end(self, ends: list[tuple[int, int]], now: int) -> None:
+        """Leases that were noted to end at (time, seq), by now; some were extended since."""
+        ended = []
+        leases = self._leases.get_all([seq for _, seq in ends])
+        for (noted, seq), lease in zip(ends, leases, strict=True):
+            if lease is None or lease.noted != noted or seq in self.free.seqs:
+                continue
+            if lease.deadline >= now:
+                self._note(seq, lease)
+                continue
+            ended.append(seq)
+            if lease.owner:
+                self.streams.drop(lease.owner, seq)
+        self._expired += len(ended)
+        self.free.add_all(ended)
 
     def _note(self, seq: int, lease: Lease) -> None:
         """See to it that it ends."""
@@ -244,10 +250,10 @@ class Leases:
             else:
                 self.cursor = max(self.cursor, max(seqs))
                 known = seqs if self.counted.add_all(seqs, cursor) else []
-            for seq in known:
-                self._detach(seq)
-            for number, seq in enumerate(seqs, grant.number):
-                self._leases.put(seq, Lease(number, node, deadline, owner, deadline))
+            if known:
+                self._detach(known)
+            numbers = range(grant.number, grant.number + len(seqs))
+            self._leases.put_all(seqs, [Lease(number, node, deadline, owner, deadline) for number in numbers])
             self._deadlines.add_all(deadline, seqs)
             if owner:
                 self.streams.add_all(owner, seqs)
@@ -264,20 +270,22 @@ class Leases:
                 self.pass_by(code, seq)
         return known
 
-    def extend(self, seqs: Iterable[int], deadline: int) -> None:
-        for seq in seqs:
-            lease = self._leases.get(seq)
-            if lease is None:
-                continue
-            longer = Lease(lease.number, lease.node, deadline, lease.owner, lease.noted)
-            self._leases.put(seq, longer)
-            if self.free.seqs.pop(seq):
+    def extend(self, seqs: Collection[int], deadline: int) -> None:
+        held = [(seq, lease) for seq, lease in zip(seqs, self._leases.get_all(seqs), strict=True) if lease is not None]
+        longer = [Lease(lease.number, lease.node, deadline, lease.owner, lease.noted) for _, lease in held]
+        self._leases.put_all([seq for seq, _ in held], longer)
+        sooner = []  # the others are looked at again when they would have ended
+        for (seq, before), lease in zip(held, longer, strict=True):
+            if self.free.seqs.count and self.free.seqs.pop(seq):
                 self._expired -= 1
                 self.streams.add(lease.owner, seq)
-                self._note(seq, longer)
-            elif deadline < lease.noted:  # else that is looked at again when it would have ended
-                self._deadlines.remove(lease.noted, seq)
-                self._note(seq, longer)
+                self._note(seq, lease)
+            elif deadline < before.noted:
+                sooner.append((before.noted, seq))
+                lease.noted = deadline
+        if sooner:
+            self._deadlines.remove_each(sooner)
+            self._deadlines.add_all(deadline, [seq for _, seq in sooner])
 
     def release(
         self, seqs: Collection[int], due: int, now: int, failure: Failure | None = None, *, counts: bool = True
@@ -286,27 +294,22 @@ class Leases:
         delayed, so that `settle` frees them in steps."""
         is_later = due > now or len(seqs) > limits.SETTLE_STEP
         self.settled = None
-        for seq in seqs:
-            if not self._unlease(seq):
-                continue
-            if not counts:
-                self.counted.take_back(seq)
-                self.free.spared.put(seq, (self.free.spared.get(seq) or 0) + 1)
-            if failure is not None:
-                self._failures.put(seq, failure)
-            if is_later:
-                self._delayed.put(seq, due)
-            else:
-                self._make_free(seq)
+        given_back = [seq for seq, lease in zip(seqs, self._unlease(seqs), strict=True) if lease is not None]
+        for seq in given_back if not counts else ():
+            self.counted.take_back(seq)
+            self.free.spared.put(seq, (self.free.spared.get(seq) or 0) + 1)
+        if failure is not None:
+            self._failures.put_all(given_back, repeat(failure))
+        if is_later:
+            self._delayed.put_all(given_back, due)
+        else:
+            self.free.add_all([seq for seq in given_back if self._is_known(seq)])  # the others are waiting
 
-    def leave(self, seqs: Iterable[int]) -> list[tuple[int, Lease | None]]:
+    def leave(self, seqs: Collection[int]) -> list[tuple[int, Lease | None]]:
         """Jobs that are about to be deleted; what `stay` needs if they are not."""
-        left = []
-        for seq in seqs:
-            left.append((seq, self._leases.get(seq)))
-            self._detach(seq)
-            self._leaving.put(seq, True)
-        return left
+        leases = self._detach(seqs)
+        self._leaving.put_all(seqs, repeat(True))
+        return list(zip(seqs, leases, strict=True))
 
     def stay(self, left: Iterable[tuple[int, Lease | None]]) -> None:
         """They were not deleted after all: leased as before, or free."""
@@ -318,18 +321,17 @@ class Leases:
             if move is not None:
                 self.counted.times.put(seq, move.deliveries)
             if lease is None or (lease.owner and not self.streams.is_open(lease.owner)):
-                self._make_free(seq)
+                if self._is_known(seq):  # else it is waiting
+                    self.free.add(seq)
                 continue
             self._leases.put(seq, lease)
             self._note(seq, lease)
             self.streams.add(lease.owner, seq)
 
-    def move(self, seqs: Iterable[int], move: Move) -> None:
+    def move(self, seqs: Collection[int], move: Move) -> None:
         """They leave, for the dead-letter topic."""
-        for seq in seqs:
-            self._detach(seq)
-            self._leaving.put(seq, True)
-            self.moving.put(seq, move)
+        self.leave(seqs)
+        self.moving.put_all(seqs, repeat(move))
 
     # --- the log of the jobs --------------------------------------------------------------------------------------
 
@@ -365,36 +367,36 @@ class Leases:
         """All jobs that something is known of."""
         return self._leases, self.free.seqs, self._delayed.until, self._leaving, self.counted.times, self.moving
 
-    def _drop_all(self, seqs: Iterable[int]) -> None:
-        for seq in seqs:
-            self._detach(seq)
-            for known in (self.counted.times, self._failures, self.free.spared, self.moving):
-                if known.count:
-                    known.pop(seq)
-
-    def _detach(self, seq: int) -> None:
-        """Out of whatever state it is in."""
-        self._unlease(seq)
-        for known in (self.free.seqs, self._delayed, self._leaving):
+    def _drop_all(self, seqs: Collection[int]) -> None:
+        self._detach(seqs)
+        for known in (self.counted.times, self._failures, self.free.spared, self.moving):
             if known.count:
-                known.pop(seq)
+                known.pop_all(seqs)
 
-    def _unlease(self, seq: int) -> bool:
-        """Out of its lease, if it has one."""
-        lease = self._leases.pop(seq)
-        if lease is None:
-            return False
-        if self.free.seqs.count and self.free.seqs.pop(seq):
-            self._expired -= 1
-            return True
-        self._deadlines.remove(lease.noted, seq)
-        if lease.owner:
-            self.streams.drop(lease.owner, seq)
-        return True
+    def _detach(self, seqs: Collection[int]) -> list[Lease | None]:
+        """Out of whatever state each is in; the leases they had."""
+        leases = self._unlease(seqs)
+        for known in (self.free.seqs, self._leaving):
+            if known.count:
+                known.pop_all(seqs)
+        self._delayed.pop_all(seqs)
+        return leases
 
-    def _make_free(self, seq: int) -> None:
-        if self._is_known(seq):  # else it is waiting
-            self.free.add(seq)
+    def _unlease(self, seqs: Collection[int]) -> list[Lease | None]:
+        """Out of their leases, those that have one."""
+        leases, free = self._leases.pop_all(seqs), self.free.seqs
+        running = []
+        for seq, lease in zip(seqs, leases, strict=True):
+            if lease is None:
+                continue
+            if free.count and free.pop(seq):
+                self._expired -= 1
+                continue
+            running.append((lease.noted, seq))
+            if lease.owner:
+                self.streams.drop(lease.owner, seq)
+        self._deadlines.remove_each(running)
+        return leases
 
     def _is_known(self, seq: int) -> bool:
         """Whether the cursor of its kind has passed it."""

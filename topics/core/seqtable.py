@@ -78,6 +78,56 @@ class SeqTable(Generic[T]):
             page = self._own(place, page)
         return page.pop(seq)
 
+    # --- many at once: neighbours have their page looked up once ---------------------------------------------------
+
+    def get_all(self, seqs: Iterable[int]) -> list[T | None]:
+        """What is there of each."""
+        found: list[T | None] = []
+        pages, place = self._pages, -1
+        page: dict[int, T] | None = None
+        for seq in seqs:
+            if seq >> _BITS != place:
+                place = seq >> _BITS
+                page = pages.get(place)
+            found.append(page.get(seq) if page is not None else None)
+        return found
+
+    def put_all(self, seqs: Iterable[int], values: Iterable[T]) -> None:
+        """One value for each; no more than there are seqs are asked for."""
+        place, size = -1, 0
+        page: dict[int, T] = {}
+        for seq, value in zip(seqs, values, strict=False):
+            if seq >> _BITS != place:
+                self.count += len(page) - size
+                place = seq >> _BITS
+                page = self._own(place, self._pages.setdefault(place, {}))
+                size = len(page)
+            page[seq] = value
+        self.count += len(page) - size
+
+    def pop_all(self, seqs: Iterable[int]) -> list[T | None]:
+        """Take them out; what each was, if it was there."""
+        taken: list[T | None] = []
+        place, size = -1, 0
+        page: dict[int, T] | None = None
+        for seq in seqs:
+            if seq >> _BITS != place:
+                self._taken_from(place, page, size)
+                place = seq >> _BITS
+                page = self._pages.get(place)
+                page = self._own(place, page) if page is not None else None
+                size = len(page) if page is not None else 0
+            taken.append(page.pop(seq, None) if page is not None else None)
+        self._taken_from(place, page, size)
+        return taken
+
+    def _taken_from(self, place: int, page: dict[int, T] | None, size: int) -> None:
+        """A page had so many before."""
+        if page is not None:
+            self.count += len(page) - size
+            if not page:
+                del self._pages[place]
+
     def copy(self) -> "SeqTable[T]":
         """As it is now, whatever becomes of this one."""
         other: SeqTable[T] = SeqTable()
