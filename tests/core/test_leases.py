@@ -141,7 +141,7 @@ def test_a_lease_ends_after_its_deadline_not_at_it():
     claim(topic, leases, 0, 1, lease_ms=100)
     assert counts(topic, leases, 100) == (0, 1)
     assert counts(topic, leases, 101) == (1, 0)
-    assert leases.held(1, "a") is not None  # nobody has claimed it meanwhile
+    assert leases.holds([1], "a") == [True]  # nobody has claimed it meanwhile
     claim(topic, leases, 101, 1)
     assert leases.lease_of(1) is not None
 
@@ -844,10 +844,10 @@ class Model(RuleBasedStateMachine):
         seqs = sorted(set(data.draw(st.lists(st.integers(1, self.topic.next_seq), max_size=4))))
         held = [seq for seq in seqs if self.jobs.get(seq, {"holder": None})["holder"] == node]
         held = [seq for seq in held if not self.jobs[seq]["gone"]]
-        assert held == [seq for seq in seqs if self.leases.held(seq, node) is not None]
-        for seq in held:
-            assert self.leases.held(seq, node, self.jobs[seq]["number"]) is not None
-            assert self.leases.held(seq, node, self.jobs[seq]["number"] - 1) is None
+        assert self.leases.holds(seqs, node) == [seq in held for seq in seqs]
+        numbers = [self.jobs[seq]["number"] for seq in held]
+        assert all(self.leases.holds(held, node, numbers))
+        assert not any(self.leases.holds(held, node, [number - 1 for number in numbers]))
         return held
 
     @rule(data=st.data(), node=st.sampled_from(NODES), fails=st.booleans())
@@ -955,8 +955,9 @@ class Model(RuleBasedStateMachine):
             if job["holder"] is None:
                 assert self.leases.last_failure(seq) == job.get("failure")
             elif not job["gone"]:
-                lease = self.leases.held(seq, job["holder"], job["number"])
+                lease = self.leases.lease_of(seq)
                 assert lease is not None
+                assert (lease.node, lease.number) == (job["holder"], job["number"])
                 assert lease.deadline == job["deadline"]
 
     @precondition(lambda self: not self.half)

@@ -57,7 +57,10 @@ class Machine:
 async def ack_all(bench):
     """As a worker does."""
     queues = Queues(bench.store, Peers())
-    for method, body in ((queues.claim, {"node": "w", "max": 10}), (queues.ack, {"node": "w", "seqs": [1, 2, 3]})):
+    for method, body in (
+        (queues.claim, {"node": "w", "max": 10}),
+        (queues.verdicts.ack, {"node": "w", "seqs": [1, 2, 3]}),
+    ):
         call = Call(bench, {"topic": "s"}, json.dumps(body).encode())
         method(call)  # type: ignore[arg-type]
         await call.over.wait()

@@ -31,21 +31,22 @@ def lease_that_ends_too_early() -> Patches:
 
 
 def lease_id_that_fences_nobody() -> Patches:
-    held = Leases.held
-    yield patch.object(Leases, "held", lambda self, seq, node, number=None: held(self, seq, node))
+    holds = Leases.holds
+    yield patch.object(Leases, "holds", lambda self, seqs, node, numbers=None: holds(self, seqs, node))
 
 
 def word_of_anybody_that_counts() -> Patches:
-    yield patch.object(Leases, "held", lambda self, seq, node, number=None: self._leases.get(seq))
+    yield patch.object(Leases, "holds", lambda self, seqs, node, numbers=None: [seq in self._leases for seq in seqs])
 
 
 def held_job_that_cannot_be_settled() -> Patches:
-    held = Leases.held
+    holds = Leases.holds
 
-    def forgetful(self: Leases, seq: int, node: str, number: int | None = None) -> Any:
-        return held(self, seq, node, number) if self.deliveries(seq) < 2 else None
+    def forgetful(self: Leases, seqs: list[int], node: str, numbers: Any) -> list[bool]:
+        found = zip(seqs, holds(self, seqs, node, numbers), strict=True)
+        return [is_held and self.deliveries(seq) < 2 for seq, is_held in found]
 
-    yield patch.object(Leases, "held", forgetful)
+    yield patch.object(Leases, "holds", forgetful)
 
 
 def lease_numbers_that_begin_anew() -> Patches:

@@ -1,7 +1,8 @@
 """Jobs as claimers see them: the stored text of a record with its lease spliced in. Nothing of it is parsed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
+from topics import limits
 from topics.core.block import Block
 from topics.core.chunk import Chunk
 from topics.core.diff import Plan, Window
@@ -42,18 +43,20 @@ class Jobs:
         """The seqs and the numbers of their leases."""
         return [(seq, number) for number, (seq, _) in zip(self._numbers, self._picks, strict=True)]
 
-    def render(self, leases: Leases, prefix: bytes = b"") -> tuple[list[int], list[bytes]]:
-        """The jobs that are still under these leases: their seqs and their texts. `prefix` goes before the first
-        field. A claim is of a thousand jobs, so what those of a block have in common is looked up once."""
+    def render(self, leases: Leases, seqs: list[int], texts: list[bytes], prefix: bytes = b"") -> Iterator[None]:
+        """Add the seqs and the texts of the jobs that are still under these leases, in steps. `prefix` goes before the
+        first field. A claim is of a thousand jobs, so what those of a block have in common is looked up once."""
         windows = {id(window.chunk): window for window in self.plan.windows}
         opening = b"{" + prefix
         said: dict[int, bytes] = {}  # by deliveries and priority
-        seqs: list[int] = []
-        texts: list[bytes] = []
+        enough = len(texts) + limits.RENDER_STEP
         chunk: Chunk | None = None
         block: Block | None = None
         for (seq, of_job), number, deliveries in zip(self._picks, self._numbers, self._deliveries, strict=True):
             if of_job is not chunk:
+                if len(texts) >= enough:
+                    enough = len(texts) + limits.RENDER_STEP
+                    yield
                 chunk, window = of_job, windows[id(of_job)]
                 block = window.block
                 if block is not None:
@@ -83,7 +86,6 @@ class Jobs:
                     text[data_at : ends[index] - base],
                 )
             )
-        return seqs, texts
 
     def _terms(self, deliveries: int, priority: int) -> bytes:
         said = b'","deadline":%d,"deliveries":%d' % (self._deadline, deliveries)

@@ -170,12 +170,13 @@ class Leases:
         """Roughly how many jobs there is something to remember of."""
         return self._leases.count + self.free.seqs.count + self._delayed.count + self._leaving.count
 
-    def held(self, seq: int, node: str, number: int | None = None) -> Lease | None:
-        """The lease on a job, if `node` holds it, and under this number if one is given."""
-        lease = self._leases.get(seq)
-        if lease is None or lease.node != node or (number is not None and lease.number != number):
-            return None
-        return lease
+    def holds(self, seqs: Iterable[int], node: str, numbers: Iterable[int | None] = repeat(None)) -> list[bool]:
+        """Of each job whether `node` has the lease on it, and under this number if one is given."""
+        leases = zip(self._leases.get_all(seqs), numbers, strict=False)
+        return [
+            lease is not None and lease.node == node and (number is None or lease.number == number)
+            for lease, number in leases
+        ]
 
     def is_leaving(self, seq: int) -> bool:
         return seq in self._leaving
@@ -183,10 +184,10 @@ class Leases:
     def lease_of(self, seq: int) -> Lease | None:
         return self._leases.get(seq)
 
-    def still_held(self, leases: Iterable[tuple[int, int]]) -> list[int]:
+    def still_held(self, leases: Collection[tuple[int, int]]) -> list[int]:
         """Of these seqs and lease numbers, the seqs that are still under that lease."""
-        held = ((seq, self._leases.get(seq), number) for seq, number in leases)
-        return [seq for seq, lease, number in held if lease is not None and lease.number == number]
+        held = zip(leases, self._leases.get_all(seq for seq, _ in leases), strict=True)
+        return [seq for (seq, number), lease in held if lease is not None and lease.number == number]
 
     def deliveries(self, seq: int) -> int:
         times = self.counted.times.get(seq)

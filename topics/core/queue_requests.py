@@ -61,11 +61,11 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Settle(msgspec.Struct, frozen=True):
-    """Jobs that a worker says something about. `numbers` are those of the leases it believes to hold, if it tells."""
+    """Jobs that a worker says something about. `lease_ids` are the leases it believes to hold, if it tells."""
 
     node: str
     seqs: list[int]
-    numbers: list[int] | None
+    lease_ids: list[str] | None
     ms: int = 0  # delay of a nack, length of an extension
     reason: str = ""  # of a nack
     penalty: bool = True  # whether it counts as a delivery
@@ -160,21 +160,19 @@ def _settle(parsed: SettleBody, bounds: Limits, ms: int = 0) -> Settle:
             f"{len(seqs)} seqs in one request; the limit is {bounds.claim_jobs}. Split it.",
             {"seqs": len(seqs), "max": bounds.claim_jobs},
         )
-    for index, seq in enumerate(seqs):
-        if not 0 <= seq <= U64_MAX:
-            raise invalid(f"seqs[{index}] must be a whole number from 0 to 2^64-1", index=index, field="seqs")
-    if lease_ids is None:
-        return Settle(node, seqs, None, ms)
-    if len(lease_ids) != len(seqs):
+    if min(seqs) < 0 or max(seqs) > U64_MAX:
+        index = next(index for index, seq in enumerate(seqs) if not 0 <= seq <= U64_MAX)
+        raise invalid(f"seqs[{index}] must be a whole number from 0 to 2^64-1", index=index, field="seqs")
+    if lease_ids is not None and len(lease_ids) != len(seqs):
         raise invalid(f"{len(lease_ids)} lease_ids for {len(seqs)} seqs: give one for each", field="lease_ids")
-    return Settle(node, seqs, [_number(lease_id) for lease_id in lease_ids], ms)
+    return Settle(node, seqs, lease_ids, ms)
 
 
 def lease_id(number: int) -> bytes:
     return b"lease_%x" % number
 
 
-def _number(text: str) -> int:
+def lease_number(text: str) -> int:
     """The number in a lease id; what is none is -1, which no lease has."""
     digits = text.removeprefix(LEASE_PREFIX)
     if digits == text or not 0 < len(text) <= LEASE_ID_MAX:

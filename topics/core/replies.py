@@ -157,14 +157,18 @@ def settled(topic: Topic, what: bytes, count: int, skipped: list[int], now_ms: i
     )
 
 
-def extended(topic: Topic, seqs: list[int], skipped: list[int], deadline: int) -> bytes:
-    deadlines = b",".join([b'"%d":%d' % (seq, deadline) for seq in seqs])
+def extended(topic: Topic, count: int, skipped: list[int], parts: list[bytes]) -> bytes:
+    """`parts` are the deadlines of some each."""
     return b'{"topic":%b,"extended":%d,"skipped":%b,"deadlines":{%b}' % (
         quoted(topic.name),
-        len(seqs),
+        count,
         _encode(skipped),
-        deadlines,
+        b",".join(parts),
     )
+
+
+def deadlines(seqs: list[int], deadline: int) -> bytes:
+    return b",".join([b'"%d":%d' % (seq, deadline) for seq in seqs])
 
 
 def topic_summary(topic: Topic, now_ms: int) -> bytes:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from topics.shards.queue import Queue
 
 log = logging.getLogger(__name__)
-Command = Callable[[], None]
+Command = Callable[[], Iterator[None] | None]  # one that takes long goes on in steps
 
 
 class CatchUp:
@@ -64,7 +64,7 @@ class CatchUp:
                 continue
             is_last = False
             try:
-                waiting.popleft()()
+                yield from waiting.popleft()() or ()
             except Exception:  # it must not take the others with it
                 log.exception("a command of queue %s failed", queue.topic.name)
             yield

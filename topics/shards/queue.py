@@ -23,6 +23,7 @@ from topics.core.leases import Leases
 from topics.core.line import jobs_in
 from topics.core.topic import Topic
 from topics.errors import TopicsError
+from topics.shards.catchup import Command
 from topics.shards.queue_passes import Passes, Taker
 from topics.shards.timers import Timer
 
@@ -64,14 +65,18 @@ class Queue:
             return False
         return bring_up(self.topic, self.leases, self._engine.now())
 
-    def in_order(self, command: Callable[[], None]) -> None:
-        """Run a command when the leases are up to now: at once, unless that takes long or others wait for it. It must
-        see to its own errors and to a queue that is gone."""
+    def in_order(self, command: Command) -> None:
+        """Run a command when the leases are up to now: at once, unless that takes long or others wait for it. If it has
+        several steps, whoever comes meanwhile waits for the last. It must see to its own errors and to a queue that is
+        gone."""
         behind = self._queues.behind
         if behind.is_behind(self) or not self._is_up_to_now():
             behind.later(self, command)
-        else:
-            command()
+            return
+        steps = command()
+        for _ in steps or ():
+            behind.later(self, lambda: steps)
+            break
 
     def _is_up_to_now(self) -> bool:
         return self.settle() and (self._is_unlogged or self._queues.log.has_begun(self.topic))
@@ -176,6 +181,17 @@ class Queue:
         except TopicsError:  # a crash would leave them to their deadlines
             self.leases.release(seqs, 0, 0, counts=counts)
         self.wake()
+
+    def take_back(self, leases: list[tuple[int, int]]) -> None:
+        """Jobs that somebody was not told of, and the numbers of their leases: those that still stand are given back
+        and were not delivered. Many in steps: a stop amid them leaves the others to their deadlines."""
+        if self.is_gone:
+            return
+        if len(leases) > limits.GIVE_BACK_STEP:
+            self._queues.behind.later(self, partial(self.take_back, leases[limits.GIVE_BACK_STEP :]))
+        seqs = self.leases.still_held(leases[: limits.GIVE_BACK_STEP])
+        if seqs:
+            self.abandon(seqs, counts=False)
 
     def leave(self, taker: Taker) -> None:
         """It does not want anything any more."""

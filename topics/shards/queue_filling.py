@@ -4,7 +4,6 @@ What is leased is logged like any claim, so a crash amid it leaves leases that n
 claim does. Who goes meanwhile leaves them to the queue, which gives them back.
 """
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from topics import limits
@@ -13,13 +12,14 @@ from topics.core.jobs import Jobs
 from topics.core.lease_parts import Grant
 from topics.core.leases import Leases
 from topics.core.line import has_levels
+from topics.shards.unsynced import Unsynced
 
 if TYPE_CHECKING:
     from topics.shards.queue_passes import Taker
 
 
 class Filling:
-    __slots__ = ("_bytes", "_lease_ms", "_over", "_portions", "_unsynced", "deadline", "left", "moves", "taker")
+    __slots__ = ("_bytes", "_lease_ms", "_portions", "deadline", "left", "moves", "taker", "unsynced")
 
     def __init__(self, taker: "Taker", jobs: int, lease_ms: int) -> None:
         self.taker = taker
@@ -29,8 +29,7 @@ class Filling:
         self.moves: set[int] = set()  # dead letters that were come across
         self._bytes = taker.batch_bytes
         self._portions: list[Jobs] = []
-        self._unsynced = 0  # portions whose leases are on their way to disk
-        self._over: Callable[[], None] | None = None
+        self.unsynced = Unsynced()  # portions whose leases are on their way to disk; it may be told when all are there
 
     @property
     def has_jobs(self) -> bool:
@@ -66,22 +65,3 @@ class Filling:
 
     def all_jobs(self, leases: Leases) -> Jobs:
         return Jobs.joined(self._portions, sort=not has_levels(leases.line))
-
-    # --- the log --------------------------------------------------------------------------------------------------
-
-    def logging(self) -> None:
-        self._unsynced += 1
-
-    def logged(self) -> None:
-        self._unsynced -= 1
-        self._tell()
-
-    def end(self, tell: Callable[[], None]) -> None:
-        """It gets no more: it may be told when all its leases are logged."""
-        self._over = tell
-        self._tell()
-
-    def _tell(self) -> None:
-        if self._over is not None and not self._unsynced:
-            tell, self._over = self._over, None
-            tell()

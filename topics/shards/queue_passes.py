@@ -84,8 +84,8 @@ class Passes:
         if not self._takers:
             self._cohort = None
         filling = self._fillings.pop(taker, None)
-        if filling is not None and filling.has_jobs and not taker.owner and not self._queue.is_gone:
-            self._queue.abandon(self._leases.still_held(filling.leases), counts=False)  # nobody was told of them
+        if filling is not None and not taker.owner:
+            self._queue.take_back(filling.leases)
 
     def end(self) -> None:
         """Nobody is served any more."""
@@ -199,7 +199,8 @@ class Passes:
         self._fillings.pop(taker, None)
         self.leave(taker)
         if filling.has_jobs:
-            filling.end(partial(self._queues.behind.later, self._queue, partial(self._tell_filled, filling)))
+            tell = partial(self._tell_filled, filling)
+            filling.unsynced.then(partial(self._queues.behind.later, self._queue, tell))
         else:
             self.pass_over(taker, filling.moves)
 
@@ -208,12 +209,12 @@ class Passes:
         taker = filling.taker
         grant = self._granted(taker, want, filling.deadline or self._engine.state.now_ms + self._lease_ms(taker))
         try:
-            told_later = self._queue.log(lease_events.claimed([grant]), filling.logged)
+            told_later = self._queue.log(lease_events.claimed([grant]), filling.unsynced.less)
         except TopicsError:
             self._put_back(want.picks)
             raise
         if told_later:
-            filling.logging()
+            filling.unsynced.more()
         self._leases.claim([grant])
         if not filling.has_jobs:
             self._keep(filling)
@@ -283,7 +284,7 @@ class Passes:
             for taker, got in jobs:
                 self._queue.after_moves(set() if taker.owner else moves, partial(self._hand_over, taker, got))
             for filling in begun:
-                filling.logged()
+                filling.unsynced.less()
 
         is_much = sum([TAKER_COST + len(grant.seqs) for grant in grants]) > limits.PASS_JOBS // 4
         if is_much:  # the answers have a turn of their own, and so have those who claim next
@@ -311,7 +312,7 @@ class Passes:
         filling = Filling(taker, len(want.picks) + want.share, self._lease_ms(taker))
         filling.moves |= moves
         filling.add(want, grant, self._leases)
-        filling.logging()
+        filling.unsynced.more()
         self._keep(filling)
         self._queues.behind.later(self._queue)
         return filling
@@ -326,7 +327,7 @@ class Passes:
         try:
             taker.give(jobs)
         except Exception as error:
-            self._queue.abandon(self._leases.still_held(jobs.leases), counts=False)
+            self._queue.take_back(jobs.leases)
             taker.fail(error)
 
     def pass_over(self, taker: Taker, moves: set[int]) -> None:

@@ -2,38 +2,36 @@
 
     method  head                           body     reply head  reply body
     claim   topic, wait (false: do not)    request  perf        open fragment
-    ack     topic                          request  perf        open fragment
+    ack     topic                          request  perf        open fragment: verdicts.py
     nack    topic                          request  perf        open fragment
     extend  topic                          request  perf        open fragment
     work    topic, node, max, lease_ms              see work.py
     redrive see redrive.py
     copy    see copies.py
 
-An ack is the delete of the job from its log, with the durability of the topic; many small ones share a sync like any
-writes. Lease numbers begin with a random part that is new in every life of the shard, so that no lease of an earlier
-life is mistaken for one of now.
+Lease numbers begin with a random part that is new in every life of the shard, so that no lease of an earlier life is
+mistaken for one of now.
 """
 
 import logging
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Protocol
 
 import trio
 
 from topics import errors, limits
-from topics.core import lease_events, replies
+from topics.core import replies
 from topics.core.block import BadBlock
 from topics.core.jobs import Jobs
 from topics.core.names import check_topic_name
-from topics.core.queue_requests import Claim, Settle, decode_ack, decode_claim, decode_extend, decode_nack
-from topics.core.ranges import SeqRanges
+from topics.core.queue_requests import Claim, decode_claim
 from topics.core.topic import Topic
 from topics.errors import TopicsError, not_a_queue
 from topics.rpc.calls import Call, Handler
 from topics.shards import leaselog
-from topics.shards.catchup import CatchUp
+from topics.shards.catchup import CatchUp, Command
 from topics.shards.copies import Copies
 from topics.shards.deadletters import DeadLetters
 from topics.shards.heads import ClaimHead, TopicHead, WorkHead, read_head
@@ -45,6 +43,7 @@ from topics.shards.reader import BlockReader
 from topics.shards.redrive import Redrives
 from topics.shards.store import Store
 from topics.shards.timers import Timer, Timers
+from topics.shards.verdicts import Verdicts
 from topics.shards.work import WorkStream
 
 log = logging.getLogger(__name__)
@@ -70,18 +69,19 @@ class Queues:
         self.copies = Copies(store, peers)
         self.dead_letters = DeadLetters(store, self.log, self.copies)
         self.redrives = Redrives(store, self.copies, self.dead_letters, self.of)
+        self.verdicts = Verdicts(self)
         self.reader = BlockReader(store)
         self._moved = leaselog.load(store)
         self._queues: dict[int, Queue] = {}
         self._sweep_at = SWEEP_MIN
         self._next_number = secrets.randbits(NONCE_BITS) << COUNTER_BITS | 1
         self._next_owner = 1
-        self._perf: Perf = lambda waited_us, *, synced: {}
+        self.perf: Perf = lambda waited_us, *, synced: {}
         self.check_open: Callable[[], None] = lambda: None
 
     def open(self, reader: BlockReader, perf: Perf, check_open: Callable[[], None]) -> None:
         self.reader = reader
-        self._perf = perf
+        self.perf = perf
         self.check_open = check_open
 
     async def run(self) -> None:
@@ -106,9 +106,9 @@ class Queues:
     def handlers(self) -> Mapping[str, Handler]:
         return {
             "claim": self.claim,
-            "ack": self.ack,
-            "nack": self.nack,
-            "extend": self.extend,
+            "ack": self.verdicts.ack,
+            "nack": self.verdicts.nack,
+            "extend": self.verdicts.extend,
             "work": self.work,
             "redrive": self.redrives.redrive,
             "copy": self.copies.copy,
@@ -170,94 +170,28 @@ class Queues:
         self._next_owner += 1
         stream.open()
 
-    def ack(self, call: Call) -> None:
-        request = decode_ack(call.body, self.store.bounds)
-        queue, started = self._named(call), self.engine.clock.monotonic_ns()
-        self.in_order(call, queue, lambda: self._ack(call, queue, request, started))
-
-    def _ack(self, call: Call, queue: Queue, request: Settle, started: int) -> None:
-        held, skipped = _split(queue, request)
-
-        def answer(synced: bool) -> None:
-            waited_us = (self.engine.clock.monotonic_ns() - started) // 1000
-            perf = self._perf(waited_us, synced=synced)
-            queue.in_order(lambda: self._tell(call, queue, b"acked", len(held), skipped, perf))
-
-        if not held:
-            answer(False)
-            return
-        left = queue.leases.leave(held)
-
-        def fail(error: Exception) -> None:
-            queue.leases.stay(left)
-            call.fail(error)
-
-        ranges = SeqRanges.from_ascending(sorted(held))
-        durable = queue.topic.config.durable
-        try:
-            self.engine.delete_records(queue.topic, 0, ranges, lambda _: answer(durable), fail)
-        except TopicsError:
-            queue.leases.stay(left)
-            raise
-        queue.wake()
-
-    def nack(self, call: Call) -> None:
-        request = decode_nack(call.body, self.store.bounds)
-        queue = self._named(call)
-        self.in_order(call, queue, lambda: self._nack(call, queue, request))
-
-    def _nack(self, call: Call, queue: Queue, request: Settle) -> None:
-        held, skipped = _split(queue, request)
-
-        def done() -> None:
-            queue.in_order(lambda: self._tell(call, queue, b"nacked", len(held), skipped, {}))
-
-        if held:
-            queue.release(held, request.ms, done, reason=request.reason, counts=request.penalty)
-            queue.wake()
-        else:
-            done()
-
-    def extend(self, call: Call) -> None:
-        request = decode_extend(call.body, self.store.bounds)
-        queue = self._named(call)
-        self.in_order(call, queue, lambda: self._extend(call, queue, request))
-
-    def _extend(self, call: Call, queue: Queue, request: Settle) -> None:
-        held, skipped = _split(queue, request)
-        deadline = self.engine.now() + request.ms
-
-        def done() -> None:
-            call.reply({"perf": {}}, replies.extended(queue.topic, held, skipped, deadline))
-
-        told_later = bool(held) and queue.log(lease_events.extended(held, deadline), done)
-        queue.leases.extend(held, deadline)
-        if not told_later:
-            done()
-
-    def _named(self, call: Call) -> Queue:
+    def named(self, call: Call) -> Queue:
         return self.find(read_head(call.head, TopicHead).topic)
 
-    def in_order(self, call: Call, queue: Queue, command: Callable[[], None]) -> None:
+    def check(self, queue: Queue) -> None:
+        """Raises if nothing may happen to a queue any more: the shard stops, or it is gone."""
+        self.check_open()
+        if queue.is_gone:
+            raise errors.topic_not_found(queue.topic.name)
+
+    def in_order(self, call: Call, queue: Queue, command: Command) -> None:
         """Run what a call asks for when the queue is up to now; the call may be over by then, and the queue gone."""
 
-        def run() -> None:
+        def run() -> Iterator[None]:
             if call.finished:
                 return
             try:
-                self.check_open()
-                if queue.is_gone:
-                    raise errors.topic_not_found(queue.topic.name)
-                command()
+                self.check(queue)
+                yield from command() or ()
             except Exception as error:
                 call.failed(error)
 
         queue.in_order(run)
-
-    def _tell(
-        self, call: Call, queue: Queue, what: bytes, count: int, skipped: list[int], perf: dict[str, float]
-    ) -> None:
-        call.reply({"perf": perf}, replies.settled(queue.topic, what, count, skipped, self.engine.state.now_ms))
 
     # --- answers --------------------------------------------------------------------------------------------------
 
@@ -281,19 +215,6 @@ class Queues:
             then()
 
         call.run(fill)
-
-
-def _split(queue: Queue, request: Settle) -> tuple[list[int], list[int]]:
-    """The jobs that the worker holds, and the others; each seq once."""
-    held: dict[int, None] = {}
-    skipped: dict[int, None] = {}
-    for index, seq in enumerate(request.seqs):
-        number = request.numbers[index] if request.numbers is not None else None
-        if queue.leases.held(seq, request.node, number) is not None:
-            held[seq] = None
-        else:
-            skipped[seq] = None
-    return list(held), [seq for seq in skipped if seq not in held]
 
 
 class Claimer:
@@ -373,27 +294,28 @@ class Claimer:
     def _answer(self, jobs: Jobs | None) -> None:
         self._queue.in_order(lambda: self._reply(jobs))
 
-    def _reply(self, jobs: Jobs | None) -> None:
+    def _reply(self, jobs: Jobs | None) -> Iterator[None]:
         queue, call = self._queue, self._call
-        if call.finished:
-            self._give_back(jobs)
-            return
+        seqs: list[int] = []
+        texts: list[bytes] = []
         try:
-            shown = jobs.render(queue.leases)[1] if jobs is not None else []
-            if jobs is not None and not shown and queue.ready > 0 and not queue.is_gone:
+            if jobs is not None and not call.finished:
+                yield from jobs.render(queue.leases, seqs, texts)
+            if call.finished:
+                self._give_back(jobs)
+                return
+            if jobs is not None and not texts and queue.ready > 0 and not queue.is_gone:
                 # They were deleted meanwhile, and others are there.
                 queue.claim(self)
                 return
             if jobs is not None:
                 call.if_unheard(partial(self._give_back, jobs))
-            call.reply({"perf": {}}, replies.claimed(queue.topic, shown, self._queues.engine.state.now_ms))
+            call.reply({"perf": {}}, replies.claimed(queue.topic, texts, self._queues.engine.state.now_ms))
         except Exception as error:
             self._give_back(jobs)
             self.fail(error)
 
     def _give_back(self, jobs: Jobs | None) -> None:
         """Nobody was told of them."""
-        queue = self._queue
-        seqs = queue.leases.still_held(jobs.leases) if jobs is not None else []
-        if seqs and not queue.is_gone:
-            queue.abandon(seqs, counts=False)
+        if jobs is not None:
+            self._queue.take_back(jobs.leases)

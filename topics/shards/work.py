@@ -22,6 +22,7 @@ from topics.errors import TopicsError
 from topics.rpc.calls import Call
 from topics.shards.heads import WorkHead
 from topics.shards.queue import Queue
+from topics.shards.slices import in_slices
 
 if TYPE_CHECKING:
     from topics.shards.queues import Queues
@@ -91,11 +92,13 @@ class WorkStream:
         self._queue.add_stream(self)
 
     def _push(self, jobs: Jobs) -> None:
-        self._call.run(self._send, jobs.render(self._queue.leases, self._prefix))
+        self._call.run(self._send, jobs)
 
-    async def _send(self, jobs: tuple[list[int], list[bytes]]) -> None:
+    async def _send(self, jobs: Jobs) -> None:
         """Waits while the client does not take what it was sent."""
-        seqs, texts = jobs
+        seqs: list[int] = []
+        texts: list[bytes] = []
+        await in_slices(jobs.render(self._queue.leases, seqs, texts, self._prefix))
         if seqs:
             await self._call.send({"seqs": seqs, "sizes": [*map(len, texts)]}, b"".join(texts))
         self._sending = False

@@ -45,6 +45,8 @@ SMALL_LIMITS = {
     "LEASE_EVENTS_MIN": 5,
     "GROUP_EVENTS_MIN": 5,
     "SETTLE_STEP": 3,
+    "VERDICT_STEP": 1,
+    "RENDER_STEP": 1,
     "WAKE_AT_ONCE": 1,
     "INLINE_VIEWS": 1,
     "FORGET_STEP": 3,
