@@ -55,7 +55,7 @@ class SteppedShard(ShardProcess):
 async def measure(scenario: Scenario, scale: float, *, stacks: bool = False) -> dict[str, Any]:
     """What the shard tells about its steps."""
     with tempfile.TemporaryDirectory(prefix="steps-") as directory:
-        args = ["--stacks"] if stacks else []
+        args = [*scenario.args, *(["--stacks"] if stacks else [])]
         if scenario.failpoints:
             args += ["--failpoints", scenario.failpoints]
         shard = SteppedShard(Path(directory) / "shard", *args)

@@ -14,6 +14,7 @@ from topics.testing.shard_process import ShardClient
 BATCH = 10_000
 CLAIM = 1000  # jobs
 AT_ONCE = 256  # calls that a crowd has under way, unless they are to wait together
+MOST_JOBS = ("--claim-jobs", str(BATCH))
 SLOW_SYNC = "wal.sync=pause:400"  # long enough for all that is to wait for one sync
 
 
@@ -33,6 +34,7 @@ class Scenario:
     what: str
     run: Callable[[Bench], Awaitable[None]]
     failpoints: str = ""
+    args: tuple[str, ...] = ()  # of the shard
 
 
 async def together(work: Iterable[Callable[[], Awaitable[Any]]], at_once: int = AT_ONCE) -> None:
@@ -225,33 +227,75 @@ async def polls(bench: Bench) -> None:
 # --- queues -------------------------------------------------------------------------------------------------------
 
 
-async def claim_all(bench: Bench, jobs: int, lease_ms: int = 3_600_000) -> list[list[int]]:
-    """Make a queue of so many jobs and claim them; the seqs of each claim."""
+Job = dict[str, Any]
+
+
+async def claim_all(bench: Bench, jobs: int, lease_ms: int = 3_600_000) -> list[list[Job]]:
+    """Make a queue of so many jobs and claim them; those of each claim."""
     await bench.client.put("q", type="queue")
-    await bench.client.call("append", "q", records(min(jobs, BATCH)))
-    for _ in range(BATCH, jobs, BATCH):
-        await bench.client.call("append", "q", records(BATCH))
-    return [await claim(bench, lease_ms) for _ in range(-(-jobs // CLAIM))]
+    await fill(bench, "q", jobs)
+    return [await claim(bench, lease_ms=lease_ms) for _ in range(-(-jobs // CLAIM))]
 
 
-async def claim(bench: Bench, lease_ms: int = 3_600_000) -> list[int]:
-    answer = await bench.client.call("claim", "q", {"node": "w", "max": CLAIM, "lease_ms": lease_ms})
-    return [job["$seq"] for job in answer["claimed"]]
+async def claim(bench: Bench, most: int = CLAIM, lease_ms: int = 3_600_000) -> list[Job]:
+    answer = await bench.client.call("claim", "q", {"node": "w", "max": most, "lease_ms": lease_ms})
+    jobs: list[Job] = answer["claimed"]
+    return jobs
+
+
+async def tell(bench: Bench, method: str, jobs: list[Job], **more: Any) -> None:
+    """What becomes of jobs, each under its lease."""
+    fields = {"seqs": [job["$seq"] for job in jobs], "lease_ids": [job["lease_id"] for job in jobs]}
+    await bench.client.call(method, "q", {"node": "w", **fields, **more})
 
 
 async def work_jobs(bench: Bench) -> None:
     async with bench.measured():
-        for seqs in await claim_all(bench, bench.many(20_000)):
-            await bench.client.call("extend", "q", {"node": "w", "seqs": seqs, "lease_ms": 60_000})
-            await bench.client.call("nack", "q", {"node": "w", "seqs": seqs})
-        while seqs := await claim(bench):
-            await bench.client.call("ack", "q", {"node": "w", "seqs": seqs})
+        for jobs in await claim_all(bench, bench.many(20_000)):
+            await tell(bench, "extend", jobs, lease_ms=60_000)
+            await tell(bench, "nack", jobs)
+        while jobs := await claim(bench):
+            await tell(bench, "ack", jobs)
+
+
+async def work_rich_jobs(bench: Bench, most: int = CLAIM) -> None:
+    """With priorities, leases that are logged, and dead letters."""
+    config = {"leases_durable": True, "durability": "fsync", "dead_letter": "dead", "max_deliveries": 1000}
+    await bench.client.put("dead")
+    await bench.client.put("q", type="queue", **config)
+    made = [{"data": n, "priority": n * 7 % 10} for n in range(bench.many(BATCH))]
+    async with bench.measured():
+        await bench.client.call("append", "q", {"records": made})
+        for penalty in (True, False):
+            claimed = []
+            while jobs := await claim(bench, most):
+                claimed.append(jobs)
+            for jobs in claimed:
+                await tell(bench, "extend", jobs, lease_ms=60_000)
+                await tell(bench, "nack", jobs, reason="not now", penalty=penalty)
+        while jobs := await claim(bench, most):
+            await tell(bench, "ack", jobs)
+
+
+async def share_jobs(bench: Bench) -> None:
+    """Very many wait for jobs; all of them come at once."""
+    claimers = bench.many(500)
+    await bench.client.put("q", type="queue", claim_jitter_ms=5)
+    body = {"max": 20, "wait_ms": 20_000}
+
+    async def produce() -> None:
+        await trio.sleep(1.0)
+        await bench.client.call("append", "q", records(bench.many(BATCH)))
+
+    waits = [partial(bench.client.call, "claim", "q", {"node": f"w{n}", **body}, wait=True) for n in range(claimers)]
+    async with bench.measured():
+        await together([*waits, produce], claimers + 1)
 
 
 async def delays_end(bench: Bench) -> None:
     delay_ms = bench.many(10_000)  # longer than it takes to give them all back
-    for seqs in await claim_all(bench, bench.many(100_000)):
-        await bench.client.call("nack", "q", {"node": "w", "seqs": seqs, "delay_ms": delay_ms})
+    for jobs in await claim_all(bench, bench.many(100_000)):
+        await tell(bench, "nack", jobs, delay_ms=delay_ms)
     await trio.sleep(delay_ms / 1000)
     async with bench.measured(0.5):
         await claim(bench)
@@ -305,6 +349,9 @@ SCENARIOS = (
     Scenario("bulk", "reads of 10,000 records, plain and with holes", read_bulk),
     Scenario("polls", "5,000 long-polls that one record ends", polls),
     Scenario("jobs", "claims, extends, nacks and acks of 1,000 jobs each", work_jobs),
+    Scenario("jobs-rich", "the same with priorities, and logged", work_rich_jobs),
+    Scenario("jobs-most", "the same of 10,000 jobs each", partial(work_rich_jobs, most=BATCH), args=MOST_JOBS),
+    Scenario("cohort", "10,000 jobs for 500 who claim together", share_jobs),
     Scenario("delays", "a claim when the delays of 100,000 jobs are over", delays_end),
     Scenario("leases", "a claim when 100,000 leases have ended", leases_end),
     Scenario("checkpoint", "of 20,000 topics", checkpoint_many),

@@ -252,11 +252,11 @@ async def test_large_claims_that_come_together_have_a_turn_each_and_so_have_thei
     monkeypatch.setattr(Jobs, "render", show)
     async with serving() as shard:
         await shard.make()
-        await shard.produce(*range(2000))
+        await shard.produce(*range(1000))
         trio.lowlevel.add_instrument(steps)
         async with trio.open_nursery() as nursery:
             for _ in range(4):
-                nursery.start_soon(shard.claim, 500)
+                nursery.start_soon(shard.claim, 250)
         trio.lowlevel.remove_instrument(steps)
         assert len(dealt) == len(shown) == 4
         assert len({*dealt, *shown}) == 8  # never two of them in one step of a task

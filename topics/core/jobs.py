@@ -1,6 +1,7 @@
 """Jobs as claimers see them: the stored text of a record with its lease spliced in. Nothing of it is parsed."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 from topics import limits
 from topics.core.block import Block
@@ -16,27 +17,39 @@ class Jobs:
 
     __slots__ = ("_deadline", "_deliveries", "_numbers", "_picks", "plan")
 
-    def __init__(self, picks: Sequence[Pick], numbers: Sequence[int], deliveries: Sequence[int], deadline: int) -> None:
+    def __init__(
+        self,
+        picks: Sequence[Pick],
+        numbers: Sequence[int],
+        deliveries: Sequence[int],
+        deadline: int,
+        windows: list[Window],
+    ) -> None:
         self._picks = picks
         self._numbers = numbers
         self._deliveries = deliveries
         self._deadline = deadline
-        self.plan = Plan(_windows(picks), None, 0, 0, 0, len(picks))
+        self.plan = Plan(windows, None, 0, 0, 0, len(picks))
 
     @classmethod
     def of(cls, picks: list[Pick], grant: Grant, leases: Leases) -> "Jobs":
         """What was just leased."""
         numbers = range(grant.number, grant.number + len(picks))
-        return cls(picks, numbers, leases.counted.of_leased(grant.seqs), grant.deadline)
+        return cls(picks, numbers, leases.counted.of_leased(grant.seqs), grant.deadline, _windows(picks))
 
     @classmethod
     def joined(cls, portions: "list[Jobs]", *, sort: bool) -> "Jobs":
-        """All that was leased, with one deadline; in the order of the seqs if it is to be sorted."""
-        each = [job for jobs in portions for job in zip(jobs._picks, jobs._numbers, jobs._deliveries, strict=True)]
-        if sort:
-            each.sort(key=_seq_of)
-        picks, numbers, deliveries = zip(*each, strict=True)
-        return cls(picks, numbers, deliveries, portions[0]._deadline)
+        """All that was leased, with one deadline; in the order of the seqs if it is to be sorted, as each portion is
+        then."""
+        picks = [pick for jobs in portions for pick in jobs._picks]
+        numbers = [number for jobs in portions for number in jobs._numbers]
+        deliveries = [times for jobs in portions for times in jobs._deliveries]
+        if sort and any(before._picks[-1][0] > after._picks[0][0] for before, after in pairwise(portions)):
+            order = sorted(range(len(picks)), key=lambda index: picks[index][0])
+            picks, numbers = [picks[index] for index in order], [numbers[index] for index in order]
+            deliveries = [deliveries[index] for index in order]
+        windows = _together([window for jobs in portions for window in jobs.plan.windows])
+        return cls(picks, numbers, deliveries, portions[0]._deadline, windows)
 
     @property
     def leases(self) -> list[tuple[int, int]]:
@@ -92,10 +105,6 @@ class Jobs:
         return said + b',"priority":%d' % priority if priority else said
 
 
-def _seq_of(job: tuple[Pick, int, int]) -> int:
-    return job[0][0]
-
-
 def _windows(picks: Sequence[Pick]) -> list[Window]:
     """What has to be read of each chunk."""
     if len(picks) == 1:
@@ -115,6 +124,15 @@ def _windows(picks: Sequence[Pick]) -> list[Window]:
         elif at < window.low:
             window.low = at
     return list(windows.values())
+
+
+def _together(windows: list[Window]) -> list[Window]:
+    """One for each chunk."""
+    merged: dict[int, Window] = {}
+    for window in windows:
+        there = merged.setdefault(id(window.chunk), window)
+        there.low, there.high = min(there.low, window.low), max(there.high, window.high)
+    return list(merged.values())
 
 
 def _text_of(block: Block, window: Window) -> tuple[bytes, int]:

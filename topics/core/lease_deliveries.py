@@ -20,16 +20,20 @@ class Deliveries:
     def add_all(self, seqs: Collection[int], cursor: int) -> bool:
         """One more of each, where the cursor was there. Whether some had any before."""
         times = self.times
-        if min(seqs) > cursor and not (times.count and any(seq in times for seq in seqs)):
+        if not times.count and min(seqs) > cursor:
             return False
-        for seq in seqs:
-            before = times.get(seq)
-            if before is None:
-                before = 1 if seq <= cursor else 0
-            if before:
-                times.put(seq, before + 1)
-            else:
-                times.pop(seq)  # from now on it is just once
+        kept = times.get_all(seqs)
+        if min(seqs) > cursor and not any(before is not None for before in kept):
+            return False
+        again, counts, once = [], [], []
+        for seq, before in zip(seqs, kept, strict=True):
+            if before or (before is None and seq <= cursor):
+                again.append(seq)
+                counts.append((before or 1) + 1)
+            elif before is not None:
+                once.append(seq)  # from now on it is
+        times.put_all(again, counts)
+        times.pop_all(once)
         return True
 
     def take_back(self, seq: int) -> None:
@@ -38,5 +42,4 @@ class Deliveries:
         self.times.put(seq, max(0, (1 if times is None else times) - 1))
 
     def of_leased(self, seqs: Collection[int]) -> list[int]:
-        times = self.times
-        return [times.get(seq) or 1 for seq in seqs] if times.count else [1] * len(seqs)
+        return [times or 1 for times in self.times.get_all(seqs)] if self.times.count else [1] * len(seqs)

@@ -132,7 +132,7 @@ class Passes:
             return
         self._takers.update(dict.fromkeys(takers))
         self._unserved.update(zip(takers, divide(ready, rooms), strict=True))
-        if is_serving:  # they are behind those whose pass is not over
+        if is_serving or len(takers) * TAKER_COST > limits.PASS_JOBS:  # others come first, or it took long to ask them
             self._queues.behind.later(self._queue)
         else:
             self.serve_next()

@@ -301,6 +301,8 @@ class Claimer:
         try:
             if jobs is not None and not call.finished:
                 yield from jobs.render(queue.leases, seqs, texts)
+                if len(texts) > limits.RENDER_STEP:
+                    yield
             if call.finished:
                 self._give_back(jobs)
                 return

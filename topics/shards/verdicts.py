@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from topics import limits
 from topics.core import lease_events, replies
+from topics.core.deletion import Deletion
 from topics.core.lease_parts import Lease
 from topics.core.leases import Leases
 from topics.core.queue_requests import Settle, decode_ack, decode_extend, decode_nack, lease_number
@@ -67,9 +68,13 @@ class Verdicts:
             leaving.stay()
             call.fail(error)
 
-        ranges = SeqRanges.from_ascending(sorted(jobs.held))
+        ranges, deletion = SeqRanges.from_ascending(sorted(jobs.held)), None
+        if len(jobs.held) > limits.VERDICT_STEP and queue.topic.derived is None:  # copies may come back meanwhile
+            yield
+            deletion = Deletion(ranges)
+            yield from deletion.prepare(queue.topic)
         self._queues.check(queue)
-        self._engine.delete_records(queue.topic, 0, ranges, gone, fail)
+        self._engine.delete_records(queue.topic, 0, ranges, gone, fail, deletion)
         yield from leaving.leave(list(jobs.held))
         queue.wake()
 
