@@ -96,6 +96,9 @@ async def serving(
     if crash and shard.committer is not None:  # its thread would hold the whole disk for as long as the tests run
         shard.committer._unsynced_since_ns = None  # nothing is synced any more
         shard.committer.stop()
+        told = trio.Event()  # behind what it has to tell: that must not come to a disk that has crashed
+        trio.lowlevel.current_trio_token().run_sync_soon(told.set)
+        await told.wait()
     gc.unfreeze()  # the shard froze what it holds
     gc.collect()
 
