@@ -14,6 +14,7 @@ from tests.shards.queue_shard import QueueShard, seqs_of, serving
 from topics import errors, limits
 from topics.core.jobs import Jobs
 from topics.core.leases import Leases
+from topics.core.ranges import SeqRanges
 from topics.errors import TopicsError
 from topics.shards.queue import Queue
 from topics.shards.unsynced import Unsynced
@@ -272,6 +273,49 @@ async def test_a_delete_of_the_same_jobs_amid_an_ack():
         assert nothing_leaves(found)
         assert await shard.counts() == (1, 0, 0)
         assert (await shard.call("state"))["count"] == 1
+
+
+@pytest.mark.parametrize("how", ["done", "refused"])
+async def test_a_job_that_is_deleted_between_the_look_at_it_and_its_leaving_is_not_counted_as_leaving(how, monkeypatch):
+    """One that is gone must not make a worker who waits believe that there is less than nothing."""
+    async with holding(durability="ephemeral") as shard:
+        engine, found = shard.queues.engine, shard.queues.find("q")
+        assert seqs_of(await shard.claim(1, node="z")) == [JOBS + 1]
+        delete = engine.delete_records
+        acks: list[tuple[Any, ...]] = []
+
+        def another_first(*ack: Any) -> None:
+            acks.append(ack)
+            delete(found.topic, 0, SeqRanges.from_ascending([1, 50]), lambda _: None, lambda _: None)
+
+        async def ack() -> None:
+            body = {"node": "w", "seqs": [*range(1, JOBS + 1)]}
+            if how == "done":
+                assert (await shard.call("ack", "q", body))["acked"] == JOBS
+            else:
+                await shard.refused("ack", "q", body)
+
+        got: list[int] = []
+
+        async def wait() -> None:
+            got.extend(seqs_of(await shard.claim(1, node="v", wait_ms=60_000)))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(wait)
+            await until(lambda: bool(found._takers))
+            monkeypatch.setattr(engine, "delete_records", another_first)
+            nursery.start_soon(ack)
+            await until(lambda: bool(acks) and not shard.queues.behind.is_behind(found))
+            assert (found.ready, found.leases._leaving.count) == (0, JOBS - 2)
+            monkeypatch.setattr(engine, "delete_records", delete)
+            if how == "done":
+                delete(*acks[0])
+            else:
+                acks[0][4](TopicsError(errors.THROTTLED, "no room", {"retry_after_ms": 1}))
+            await shard.produce("new")
+        assert got == [JOBS + 2]
+        assert nothing_leaves(found)
+        assert await shard.counts() == (0, 2 + (JOBS - 2 if how == "refused" else 0), 0)
 
 
 async def test_records_that_come_amid_a_large_ack_stay():

@@ -178,13 +178,14 @@ class Leaving:
         self._left: list[tuple[int, Lease | None]] = []
 
     def leave(self, seqs: list[int]) -> Iterator[None]:
-        """Let them leave, in steps, for as long as it is not over."""
+        """Let them leave, in steps, for as long as it is not over; but for those that are gone by then."""
         for first in range(0, len(seqs), limits.VERDICT_STEP):
             if first:
                 yield
             if self.is_over:
                 return
-            self._left += self._leases.leave(seqs[first : first + limits.VERDICT_STEP])
+            part = seqs[first : first + limits.VERDICT_STEP]
+            self._left += self._leases.leave([seq for seq in part if self._leases.lease_of(seq) is not None])
 
     def stay(self) -> None:
         """They are not deleted after all."""
