@@ -637,21 +637,6 @@ def test_a_match_finds_its_records_wherever_they_are(driver: Driver):
     assert driver.topic("t").count == 4
 
 
-@pytest.mark.parametrize("seed", range(12))
-def test_an_idle_mark_is_remembered_when_its_log_file_goes(driver: Driver, seed: int):
-    """A log that ended idle lost nothing, also after a checkpoint trimmed the file with the mark."""
-    driver.put("t", {})
-    driver.commit()
-    driver.append("t", records(2))
-    driver.commit()
-    driver.store.engine.go_idle()
-    driver.store.commit_all()
-    driver.restart_in_place()
-    driver.checkpoint()
-    driver.crash(seed, power_loss=True)
-    assert driver.topic("t").head_seq == 2
-
-
 def test_bounds_that_end_an_ephemeral_time_hold_at_once(driver: Driver):
     """What expires before the change is durable is gone by the new bounds, and a replay agrees."""
     driver.append("t", records(5), config={"durability": "memory"})

@@ -70,7 +70,8 @@ def recover(
     register = files.map_register(REGISTER, state.next_cell + REGISTER_SPARE)
     state.boot = boot_mark(files)
     trusted = register.get(0) == state.boot
-    idle = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
+    marked = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
+    idle = marked and not report.has_lost_end
     losses = list(_find_losses(state, register, trusted=trusted, idle=idle, damaged=bool(report.damage)))
     used = UsedSlots(files)
     writer = WalWriter(files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes)

@@ -59,7 +59,8 @@ class WalReport:
 
     def __init__(self, after_lsn: int) -> None:
         self.last_lsn = after_lsn
-        self.last_kind = 0
+        self.last_kind = 0  # of the frame with that lsn, if the log still has it
+        self.has_lost_end = False  # the last file cannot be read: who knows what there was
         self.next_number = 1
         self.damage: list[Damage] = []
         self.cut: tuple[int, int] | None = None  # (file, offset): nothing from here on stands
@@ -204,11 +205,13 @@ def read_log(
             elif found.lsn > after_lsn:
                 continue
             ended = (number, found.end)
-            report.last_kind = found.kind
+            if found.lsn == report.last_lsn:  # not one of a file that a checkpoint's sweep left, and later ones not
+                report.last_kind = found.kind
             unreadable.clear()
         report.files.append((number, expected - 1))
         progress(index + 1, len(numbers))
     report.damage += unreadable
+    report.has_lost_end = bool(unreadable)
     report.cut = ended if ended[0] else None
 
 

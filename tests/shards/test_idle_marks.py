@@ -1,0 +1,79 @@
+"""Idle marks: a log that ends with one is complete, so after a power loss nothing of a `disk` topic is taken for lost."""
+
+import pytest
+
+from tests.shards.wal_logs import get, put
+from topics.shards import wal, walscan
+from topics.shards.recovery import recover
+from topics.testing.drafts import Draft
+from topics.testing.driver import Driver
+from topics.testing.reference import Query
+
+
+@pytest.fixture
+def driver() -> Driver:
+    return Driver().start()
+
+
+def records(n: int) -> list[Draft]:
+    return [Draft(b"1")] * n
+
+
+def be_idle(driver: Driver) -> None:
+    """A topic whose log ends with an idle mark, and a new log file behind it."""
+    driver.put("t", {"durability": "disk"})
+    driver.commit()
+    driver.store.engine.go_idle()
+    driver.store.commit_all()
+    driver.restart_in_place()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_an_idle_mark_is_remembered_when_its_log_file_goes(driver: Driver, seed: int):
+    """A log that ended idle lost nothing, also after a checkpoint trimmed the file with the mark."""
+    driver.put("t", {})
+    driver.commit()
+    driver.append("t", records(2))
+    driver.commit()
+    driver.store.engine.go_idle()
+    driver.store.commit_all()
+    driver.restart_in_place()
+    driver.checkpoint()
+    driver.crash(seed, power_loss=True)
+    assert driver.topic("t").head_seq == 2
+
+
+def test_an_idle_mark_that_outlives_newer_log_files_says_nothing(driver: Driver):
+    """A power loss takes some unlinks of a checkpoint and leaves others. What an older file ends with is not where the
+    log ended: what was acked since and not synced is told as lost, and its seqs are not given out again."""
+    be_idle(driver)
+    older = {path: get(driver.disk, path) for path in map(wal.file_path, walscan.list_files(driver.disk)[:-1])}
+    driver.append("t", records(2))
+    driver.commit()
+    driver.checkpoint()
+    assert older
+    assert not any(map(driver.disk.exists, older))
+    for path, data in older.items():
+        driver.disk.create(path).close()
+        put(driver.disk, path, data)
+    newest = wal.file_path(walscan.list_files(driver.disk)[-1])
+    assert driver.append("t", records(3)).given  # into a file whose name does not last
+    driver.disk.unlink(newest)
+    driver.disk.sync_dir("wal")
+    driver.crash(1, power_loss=True)
+    assert driver.topic("t").head_seq > 5
+    assert b'"reason":"crash"' in driver.page("t", Query(from_seq=2))
+
+
+def test_a_log_that_ends_in_a_file_that_cannot_be_read_does_not_end_idle(driver: Driver):
+    be_idle(driver)
+    driver.append("t", records(2))
+    driver.commit()
+    driver.store.close()
+    last = walscan.list_files(driver.disk)[-1]
+    data = get(driver.disk, wal.file_path(last))
+    put(driver.disk, wal.file_path(last), bytes(wal.HEADER_BYTES) + data[wal.HEADER_BYTES :])
+    driver.store = recover(driver.disk.crash(1, power_loss=True), driver.clock)
+    topic = driver.store.engine.state.topics["t"]
+    assert topic.head_seq > 2
+    assert [hole.reason for hole in topic.holes.within(1, 2)] == ["corrupt"]
