@@ -1,4 +1,4 @@
-"""Idle marks: a log that ends with one is complete, so after a power loss nothing of a `disk` topic is taken for lost."""
+"""Idle marks: a log that ends with one is complete, so a power loss took nothing of a `disk` topic."""
 
 import pytest
 
