@@ -189,6 +189,20 @@ def test_an_endless_header_is_cut_short():
     assert fed <= limits.HTTP_HEAD_BYTES + 1000
 
 
+@pytest.mark.parametrize("space", [b"", b" ", b"\t", b" \t "])
+def test_white_space_around_a_value_is_no_part_of_it(space):
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length:%b3%b\r\nExpect:%b100-continue%b\r\nKey:%ba b%b\r\n\r\n"
+    ((_, _, headers, body, complete, _, _, refusal),), error = outcome(head % ((space,) * 6) + b"abc")
+    assert headers[1:] == ((b"content-length", b"3"), (b"expect", b"100-continue"), (b"key", b"a b"))
+    assert (body, complete, refusal, error) == (b"abc", True, None, None)
+
+
+def test_white_space_behind_a_transfer_coding():
+    data = chunked("POST", "/", b"abc").replace(b": chunked\r\n", b": chunked \r\n")
+    ((_, _, _, body, complete, _, _, refusal),), error = outcome(data)
+    assert (body, complete, refusal, error) == (b"abc", True, None, None)
+
+
 def test_trailers_are_not_headers():
     data = chunked("POST", "/", b"abc")[:-2] + b"Host: other\r\nX: y\r\n\r\n"
     ((_, _, headers, body, complete, *_),), error = outcome(data)

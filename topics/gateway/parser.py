@@ -152,7 +152,7 @@ class RequestParser:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self.in_head:  # else a trailer, which nothing here needs
-            self._now.headers.append((name.lower(), value))
+            self._now.headers.append((name.lower(), value.rstrip(b" \t")))  # llhttp strips only what is in front
 
     def on_headers_complete(self) -> None:
         request, parser = self._now, self._parser
