@@ -72,12 +72,15 @@ class TestOpening:
     def test_elsewhere_there_is_no_websocket(self, server):
         upgrade = {"connection": "upgrade", "upgrade": "websocket", "sec-websocket-version": "13"}
         upgrade |= {"sec-websocket-key": "dGhlIHNhbXBsZSBub25jZQ==", "authorization": "Bearer full"}
-        assert httpx.get(f"{server.url}/v0/nothing", headers=upgrade).status_code == 404
+        for path in ("/v0/nothing", "/v0/topics", "/v0/topics/x", "/v0/health", "/v0/watch"):
+            envelope(httpx.get(server.url + path, headers=upgrade), 404, "not_found")
 
     def test_a_plain_get_is_told_to_upgrade(self, http):
         assert http.get("/v0/ws").status_code == 426
 
-    @pytest.mark.parametrize(("version", "key", "status"), [("8", "x", 426), ("", "x", 426), ("13", "", 400)])
+    @pytest.mark.parametrize(
+        ("version", "key", "status"), [("8", "x", 426), ("", "x", 426), ("13", "", 400), ("13", "x", 400)]
+    )
     def test_an_incomplete_handshake_is_refused_in_the_envelope(self, http, version, key, status):
         upgrade = {"connection": "upgrade", "upgrade": "websocket"}
         upgrade |= {"sec-websocket-version": version, "sec-websocket-key": key}

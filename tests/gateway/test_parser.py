@@ -213,7 +213,7 @@ def test_trailers_are_not_headers():
 def test_what_follows_an_upgrade_is_kept_as_it_is():
     parser = RequestParser()
     head = b"GET /ws HTTP/1.1\r\nHost: x\r\nUpgrade: WebSocket\r\nConnection: keep-alive, Upgrade\r\n"
-    head += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: x\r\n\r\n"
+    head += b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n"
     parser.feed(request("GET", "/first") + head + b"\x81\x00raw")
     first, second = parser.queue
     assert (first.target, second.upgrade, parser.rest) == (b"/first", "websocket", b"\x81\x00raw")

@@ -15,6 +15,7 @@ from topics.ids import SLOTS, slot_of
 from topics.rpc.connection import Connection
 from topics.rpc.errors import PeerLost
 from topics.shards import queue_passes
+from topics.shards.engine import Engine
 from topics.shards.peers import Peers
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
@@ -371,6 +372,33 @@ async def test_a_move_that_a_crash_cut_short_is_finished_at_the_next_start(fate,
                     await trio.sleep(0.01)
             assert (await shard.counts(QUEUE))[2] == 1
         assert [record["data"] for record in await dest.records(DEAD)] == ["x"]
+
+
+@pytest.mark.parametrize("leases_durable", [False, True])
+async def test_a_job_that_has_arrived_is_nobodys_until_it_is_deleted(leases_durable, monkeypatch):
+    """A crash came between the move and the delete, and the next start has not got round to that yet."""
+    files, clock = FaultyFiles(), FakeClock()
+    async with serving(files, clock, crash=True) as shard:
+        await shard.make(max_deliveries=1, dead_letter="dead", durable=True, leases_durable=leases_durable)
+        await shard.produce("x")
+        await fail_job(shard)
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "delete_records", lambda *_: None)
+            assert await shard.claim(wait_ms=1) == []
+        assert [record["data"] for record in await shard.records("dead")] == ["x"]
+        await shard.shard.committer.flushed()  # type: ignore[union-attr]
+    with monkeypatch.context() as patch:
+        deletes: list[Any] = []
+        patch.setattr(Engine, "delete_records", lambda *args: deletes.append(args))
+        async with serving(files, clock, crash=True) as shard:
+            assert await shard.claim() == []
+            assert await shard.counts() == (0, 0, 1)
+            patch.undo()
+            for engine, *args in deletes:
+                engine.delete_records(*args)
+            assert await shard.records("q") == []
+            assert await shard.counts() == (0, 0, 1)
+            assert len(await shard.records("dead")) == 1
 
 
 async def test_a_destination_that_restarts_has_what_it_said_it_has():

@@ -12,6 +12,7 @@ import quart
 import trio
 from quart_trio import QuartTrio
 from werkzeug.exceptions import RequestEntityTooLarge
+from werkzeug.routing import WebsocketMismatch
 
 from topics import errors, limits
 from topics.errors import TopicsError
@@ -66,8 +67,8 @@ def create_app(gateway: Gateway) -> QuartTrio:
         return await serve_websocket(gateway, scope)
 
     app.add_websocket("/v0/ws", "websocket", open_websocket)
-    for status in (404, 405):
-        app.register_error_handler(status, stray)
+    for kind in (404, 405, WebsocketMismatch):  # the last is a WebSocket where there is only a route of HTTP
+        app.register_error_handler(kind, stray)
     return app
 
 

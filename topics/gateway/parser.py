@@ -21,6 +21,7 @@ from topics.gateway.messages import WEBSOCKET_VERSION, Refusal, add_part
 H2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 HANDED_OVER = ("websocket", "h2c")
 _METHOD = re.compile(rb"(?:\r\n)*([!#$%%&'*+.^_`|~0-9A-Za-z-]{1,%d})" % limits.HTTP_METHOD_BYTES)
+_WEBSOCKET_KEY = re.compile(rb"[A-Za-z0-9+/]{22}==")
 
 
 class Incoming:
@@ -185,11 +186,11 @@ def _head_too_large() -> Refusal:
 
 
 def _check_handshake(headers: dict[bytes, bytes]) -> Refusal | None:
-    """Hypercorn would refuse these as well, but with an empty body."""
+    """Hypercorn refuses some of these, with an empty body, and takes any key."""
     if headers.get(b"sec-websocket-version", b"").strip() != WEBSOCKET_VERSION:
         return Refusal(426, f"of WebSocket only version {WEBSOCKET_VERSION.decode()} is supported")
-    if not headers.get(b"sec-websocket-key", b"").strip():
-        return Refusal(400, "a WebSocket begins with a Sec-WebSocket-Key")
+    if not _WEBSOCKET_KEY.fullmatch(headers.get(b"sec-websocket-key", b"").strip()):
+        return Refusal(400, "a WebSocket begins with a Sec-WebSocket-Key, which is 16 bytes in Base64")
     return None
 
 

@@ -25,7 +25,7 @@ from topics.core.block import BadBlock
 from topics.core.lease_events import KEPT, VOIDED, Kept, LeaseEvent, Replayed
 from topics.core.lease_parts import DISCONNECTED, Failure
 from topics.core.leases import leases_of
-from topics.core.line import is_uneven
+from topics.core.line import is_gone, is_uneven
 from topics.core.requests import Append, RecordIn
 from topics.core.topic import Topic
 from topics.errors import TopicsError
@@ -222,6 +222,7 @@ def _attach(topic: Topic, replayed: Replayed, now: int) -> None:
     leases = replayed.leases if durable or replayed.clean else replayed.leases.without_leases()
     leases.logged = replayed.durable
     leases.match_with(topic)
+    leases.leave([seq for seq in replayed.moved if not is_gone(topic, seq)])  # until it is deleted (deadletters.py)
     leases.end_streams(Failure(DISCONNECTED, now) if topic.config.dead_letter is not None else None)
     topic.leases = leases
 
