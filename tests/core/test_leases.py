@@ -270,8 +270,8 @@ def test_a_hundred_thousand_leases_expire_together():
 def test_however_many_jobs_change_at_once_a_step_is_a_step(way, monkeypatch):
     """Each job costs a step its part, and between two steps every job is in one state."""
     done: list[int] = []
-    monkeypatch.setattr(FreeJobs, "put_back", counted(FreeJobs.put_back, done))
-    monkeypatch.setattr(Leases, "_detach", counted(Leases._detach, done))
+    for of, name in ((FreeJobs, "put_back"), (FreeJobs, "add_all"), (Leases, "_detach")):
+        monkeypatch.setattr(of, name, counted(getattr(of, name), done))
     topic, leases = queue()
     produce(topic, 20_000, delay_ms=50 if way == "times come" else None)
     if way != "times come":
@@ -290,6 +290,7 @@ def test_however_many_jobs_change_at_once_a_step_is_a_step(way, monkeypatch):
     while not over:
         done.clear()
         over = leases.settle(topic.earliest_seq, now)
+        assert over or len(done) >= limits.SETTLE_STEP
         assert len(done) <= 2 * limits.FORGET_STEP
         assert len({*leases.free.seqs} & {*leases._leases}) == leases._expired
         assert not {*leases.free.seqs} & {*leases._delayed.until}
@@ -319,11 +320,11 @@ def test_many_that_are_given_back_together_are_free_in_steps_and_in_their_order(
 
 
 def counted(function, calls: list[int]):
-    """The function, noting that it was called for a job."""
+    """The function, noting for which jobs, or job, it was called."""
 
-    def call(self, seq):
-        calls.append(seq)
-        return function(self, seq)
+    def call(self, seqs):
+        calls.extend([seqs] if isinstance(seqs, int) else seqs)
+        return function(self, seqs)
 
     return call
 
@@ -652,6 +653,19 @@ def test_jobs_that_come_back_behind_others_were_not_delivered():
         assert [again.deliveries(seq) for seq in range(1, 7)] == [0] * 5 + [1]
         assert claim(topic, again, 0, 9, max_deliveries=1) == [[1, 2, 3, 4, 5]]
         assert [again.deliveries(seq) for seq in range(1, 7)] == [1] * 6
+
+
+def test_nothing_is_kept_of_jobs_that_were_free_and_are_gone_at_the_next_start():
+    topic, leases = queue(3)
+    claim(topic, leases, 0, 3)
+    leases.release([1, 2], 0, 0, Failure("no", 0))
+    leases.release([3], 0, 0, counts=False)
+    replayed = Replayed()
+    replayed.apply(kept(leases))
+    topic.delete(0, SeqRanges.from_ascending([1, 3]))
+    replayed.leases.match_with(topic)
+    snapshot = replayed.leases.snapshot()
+    assert (list(snapshot.failures), snapshot.spared.count) == ([2], 0)
 
 
 def test_what_a_clean_stop_keeps_does_not_stand_after_the_next_start():

@@ -459,7 +459,8 @@ class Leases:
         """After a replay: forget jobs that are gone, and let no live one that a cursor has passed be passed by."""
         self.cursor = min(self.cursor, topic.head_seq)
         self._cursors = {priority: min(cursor, topic.head_seq) for priority, cursor in self._cursors.items()}
-        self._drop_all([seq for seq in {*chain(*self._by_state())} if is_gone(topic, seq)])
+        known = {*chain(*self._by_state(), self._failures, self.free.spared)}  # the free ones are in no state yet
+        self._drop_all([seq for seq in known if is_gone(topic, seq)])
         for seq, move in self.moving.copy().items():
             self.move((seq,), move)
         busy = {*self._leases, *self._delayed.until, *self._leaving}
