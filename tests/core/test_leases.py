@@ -15,6 +15,7 @@ from topics.core import lease_events
 from topics.core.claims import Want, deal, divide
 from topics.core.config import TopicConfig
 from topics.core.derivation import Derived, Mark, miss
+from topics.core.events import TopicCreated, TopicRemoved
 from topics.core.free_jobs import FreeJobs
 from topics.core.lease_events import Kept, LeaseEvent, Replayed
 from topics.core.lease_parts import Failure, Grant, Move
@@ -25,6 +26,7 @@ from topics.core.queue_counts import counts as counts_of
 from topics.core.ranges import SeqRanges
 from topics.core.render import render_blocks
 from topics.core.requests import RecordIn
+from topics.core.state import ShardState, apply
 from topics.core.terms import lay_terms
 from topics.core.timetable import Timetable
 from topics.core.topic import Topic
@@ -254,6 +256,19 @@ def test_records_that_leave_the_log_leave_the_counters_too():
     topic.delete(9, None)
     assert counts(topic, leases, 0) == (4, 0)
     assert claim(topic, leases, 60, 9) == [[9, 10, 11, 12]]
+
+
+def test_a_queue_that_was_removed_has_no_jobs_although_its_leases_are_not_forgotten_yet(monkeypatch):
+    monkeypatch.setattr(limits, "FORGET_STEP", 2)
+    state = ShardState()
+    apply(state, TopicCreated(1, "q", 1, TopicConfig(type="queue"), 0, 0, 0), 1)
+    topic = state.topics["q"]
+    topic.published = True
+    produce(topic, 9)
+    claim(topic, leases_of(topic), 0, 9)
+    assert counts_of(topic, 0)[:2] == (0, 9)
+    apply(state, TopicRemoved(1), 2)
+    assert counts_of(topic, 0)[:2] == (0, 0)
 
 
 def test_a_hundred_thousand_leases_expire_together():

@@ -21,7 +21,7 @@ in one state; what is not done yet is as if its time had not come, and nobody is
 is done (topics/shards/catchup.py).
 
 Pure: `now` comes in. The methods named after events (`claim`, `extend`, `release`) never refuse; they are called when
-an event happens and when it is replayed. Whether something may happen is asked before (`held`, `FreeJobs.pick`).
+an event happens and when it is replayed. Whether something may happen is asked before (`holds`, `FreeJobs.pick`).
 """
 
 from collections.abc import Collection, Iterable, Iterator
