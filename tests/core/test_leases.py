@@ -230,6 +230,20 @@ def test_an_expired_lease_can_be_extended_until_somebody_else_has_the_job():
     assert claim(topic, leases, 301, 1) == [[1]]
 
 
+@pytest.mark.parametrize("terms", [{}, {"priority": 4}], ids=["alike", "priorities"])
+def test_leases_that_are_always_extended_too_late_leave_nothing_behind_although_nobody_claims(terms):
+    topic, leases = queue()
+    produce(topic, 5, **terms)
+    claim(topic, leases, 0, 5)
+    for now in range(200, 50_000, 200):
+        assert counts(topic, leases, now) == (5, 0)
+        leases.extend([1, 2, 3, 4, 5], now + 100)
+        assert counts(topic, leases, now) == (0, 5)
+    heaps = leases.line.heaps if leases.line is not None else [leases.free._heap]
+    assert sum(map(len, heaps)) <= 10
+    assert claim(topic, leases, 50_000, 9) == [[1, 2, 3, 4, 5]]
+
+
 def test_a_delayed_job_counts_in_neither_number_until_its_time():
     topic, leases = queue(2)
     claim(topic, leases, 0, 1)

@@ -277,7 +277,7 @@ class Leases:
         self._leases.put_all([seq for seq, _ in held], longer)
         sooner = []  # the others are looked at again when they would have ended
         for (seq, before), lease in zip(held, longer, strict=True):
-            if self.free.seqs.count and self.free.seqs.pop(seq):
+            if self.free.withdraw(seq):
                 self._expired -= 1
                 self.streams.add(lease.owner, seq)
                 self._note(seq, lease)
