@@ -15,6 +15,7 @@ from topics.core import lease_events
 from topics.core.claims import Want, deal, divide
 from topics.core.config import TopicConfig
 from topics.core.derivation import Derived, Mark, miss
+from topics.core.events import TopicCreated, TopicRemoved
 from topics.core.free_jobs import FreeJobs
 from topics.core.lease_events import Kept, LeaseEvent, Replayed
 from topics.core.lease_parts import Failure, Grant, Move
@@ -25,6 +26,7 @@ from topics.core.queue_counts import counts as counts_of
 from topics.core.ranges import SeqRanges
 from topics.core.render import render_blocks
 from topics.core.requests import RecordIn
+from topics.core.state import ShardState, apply
 from topics.core.terms import lay_terms
 from topics.core.timetable import Timetable
 from topics.core.topic import Topic
@@ -228,6 +230,20 @@ def test_an_expired_lease_can_be_extended_until_somebody_else_has_the_job():
     assert claim(topic, leases, 301, 1) == [[1]]
 
 
+@pytest.mark.parametrize("terms", [{}, {"priority": 4}], ids=["alike", "priorities"])
+def test_leases_that_are_always_extended_too_late_leave_nothing_behind_although_nobody_claims(terms):
+    topic, leases = queue()
+    produce(topic, 5, **terms)
+    claim(topic, leases, 0, 5)
+    for now in range(200, 50_000, 200):
+        assert counts(topic, leases, now) == (5, 0)
+        leases.extend([1, 2, 3, 4, 5], now + 100)
+        assert counts(topic, leases, now) == (0, 5)
+    heaps = leases.line.heaps if leases.line is not None else [leases.free._heap]
+    assert sum(map(len, heaps)) <= 10
+    assert claim(topic, leases, 50_000, 9) == [[1, 2, 3, 4, 5]]
+
+
 def test_a_delayed_job_counts_in_neither_number_until_its_time():
     topic, leases = queue(2)
     claim(topic, leases, 0, 1)
@@ -256,6 +272,19 @@ def test_records_that_leave_the_log_leave_the_counters_too():
     assert claim(topic, leases, 60, 9) == [[9, 10, 11, 12]]
 
 
+def test_a_queue_that_was_removed_has_no_jobs_although_its_leases_are_not_forgotten_yet(monkeypatch):
+    monkeypatch.setattr(limits, "FORGET_STEP", 2)
+    state = ShardState()
+    apply(state, TopicCreated(1, "q", 1, TopicConfig(type="queue"), 0, 0, 0), 1)
+    topic = state.topics["q"]
+    topic.published = True
+    produce(topic, 9)
+    claim(topic, leases_of(topic), 0, 9)
+    assert counts_of(topic, 0)[:2] == (0, 9)
+    apply(state, TopicRemoved(1), 2)
+    assert counts_of(topic, 0)[:2] == (0, 0)
+
+
 def test_a_hundred_thousand_leases_expire_together():
     topic, leases = queue(100_000)
     for _ in range(100):
@@ -270,8 +299,8 @@ def test_a_hundred_thousand_leases_expire_together():
 def test_however_many_jobs_change_at_once_a_step_is_a_step(way, monkeypatch):
     """Each job costs a step its part, and between two steps every job is in one state."""
     done: list[int] = []
-    monkeypatch.setattr(FreeJobs, "put_back", counted(FreeJobs.put_back, done))
-    monkeypatch.setattr(Leases, "_detach", counted(Leases._detach, done))
+    for of, name in ((FreeJobs, "put_back"), (FreeJobs, "add_all"), (Leases, "_detach")):
+        monkeypatch.setattr(of, name, counted(getattr(of, name), done))
     topic, leases = queue()
     produce(topic, 20_000, delay_ms=50 if way == "times come" else None)
     if way != "times come":
@@ -290,6 +319,7 @@ def test_however_many_jobs_change_at_once_a_step_is_a_step(way, monkeypatch):
     while not over:
         done.clear()
         over = leases.settle(topic.earliest_seq, now)
+        assert over or len(done) >= limits.SETTLE_STEP
         assert len(done) <= 2 * limits.FORGET_STEP
         assert len({*leases.free.seqs} & {*leases._leases}) == leases._expired
         assert not {*leases.free.seqs} & {*leases._delayed.until}
@@ -319,11 +349,11 @@ def test_many_that_are_given_back_together_are_free_in_steps_and_in_their_order(
 
 
 def counted(function, calls: list[int]):
-    """The function, noting that it was called for a job."""
+    """The function, noting for which jobs, or job, it was called."""
 
-    def call(self, seq):
-        calls.append(seq)
-        return function(self, seq)
+    def call(self, seqs):
+        calls.extend([seqs] if isinstance(seqs, int) else seqs)
+        return function(self, seqs)
 
     return call
 
@@ -652,6 +682,19 @@ def test_jobs_that_come_back_behind_others_were_not_delivered():
         assert [again.deliveries(seq) for seq in range(1, 7)] == [0] * 5 + [1]
         assert claim(topic, again, 0, 9, max_deliveries=1) == [[1, 2, 3, 4, 5]]
         assert [again.deliveries(seq) for seq in range(1, 7)] == [1] * 6
+
+
+def test_nothing_is_kept_of_jobs_that_were_free_and_are_gone_at_the_next_start():
+    topic, leases = queue(3)
+    claim(topic, leases, 0, 3)
+    leases.release([1, 2], 0, 0, Failure("no", 0))
+    leases.release([3], 0, 0, counts=False)
+    replayed = Replayed()
+    replayed.apply(kept(leases))
+    topic.delete(0, SeqRanges.from_ascending([1, 3]))
+    replayed.leases.match_with(topic)
+    snapshot = replayed.leases.snapshot()
+    assert (list(snapshot.failures), snapshot.spared.count) == ([2], 0)
 
 
 def test_what_a_clean_stop_keeps_does_not_stand_after_the_next_start():

@@ -99,6 +99,8 @@ async def serving(
         told = trio.Event()  # behind what it has to tell: that must not come to a disk that has crashed
         trio.lowlevel.current_trio_token().run_sync_soon(told.set)
         await told.wait()
+        while shard.committer._applying:  # in several turns
+            await trio.lowlevel.checkpoint()
     gc.unfreeze()  # the shard froze what it holds
     gc.collect()
 

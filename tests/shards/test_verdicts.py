@@ -16,8 +16,10 @@ from topics.core.jobs import Jobs
 from topics.core.leases import Leases
 from topics.core.ranges import SeqRanges
 from topics.errors import TopicsError
+from topics.rpc.calls import Call
 from topics.shards.queue import Queue
 from topics.shards.unsynced import Unsynced
+from topics.shards.verdicts import Verdicts
 from topics.testing.faulty_files import FaultyFiles
 from topics.testing.rpc_pair import until
 
@@ -128,6 +130,31 @@ async def test_one_who_goes_amid_it_has_settled_all(monkeypatch):
             nursery.cancel_scope.cancel()
         await until(lambda: not shard.queues.behind.is_behind(found))
         assert await shard.counts() == (JOBS + 1, 0, 0)
+
+
+async def test_a_refusal_that_nobody_waits_for_any_more_is_no_failure(monkeypatch, caplog):
+    calls: list[Call] = []
+
+    def refuse_when_alone() -> None:
+        if calls and calls[0].finished:
+            raise TopicsError(errors.SHUTTING_DOWN, "the server is shutting down", {"retry_after_ms": 1000})
+
+    def note(self: Verdicts, call: Call, *given: Any) -> Any:
+        calls.append(call)
+        return nack(self, call, *given)
+
+    nack = Verdicts._nack
+    async with holding() as shard:
+        found = shard.queues.find("q")
+        monkeypatch.setattr(shard.queues, "check_open", refuse_when_alone)
+        monkeypatch.setattr(Verdicts, "_nack", note)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(shard.settle, "nack", *range(1, JOBS + 1))
+            await until(lambda: calls)
+            nursery.cancel_scope.cancel()
+        await until(lambda: not shard.queues.behind.is_behind(found))
+        assert 0 < found.leases.in_flight < JOBS
+    assert caplog.messages == []
 
 
 # --- what it names ------------------------------------------------------------------------------------------------
@@ -419,6 +446,27 @@ async def test_one_who_goes_amid_its_answer_was_not_delivered_anything(small_ren
         monkeypatch.setattr(Jobs, "render", render)
         await until(lambda: not found.leases.in_flight)
         assert [(job["$seq"], job["deliveries"]) for job in await shard.claim(60)] == [(n, 1) for n in range(1, 51)]
+
+
+async def test_what_is_ready_is_told_when_all_that_goes_amid_the_answer_has_gone(small_renders, monkeypatch):
+    monkeypatch.setattr(limits, "FORGET_STEP", 2)
+    render, gone = Jobs.render, range(1, 41)
+
+    async with serving() as shard:
+        await shard.make()
+        await produce_apart(shard, 100)
+        await shard.claim(50, node="v")
+        engine, topic = shard.queues.engine, shard.queues.find("q").topic
+
+        def delete(self: Jobs, *given: Any) -> Any:
+            for at, _ in enumerate(render(self, *given)):
+                if at == 1:
+                    engine.delete_records(topic, gone.stop, None, lambda _: None, lambda _: None)
+                yield
+
+        monkeypatch.setattr(Jobs, "render", delete)
+        answer = await shard.call("claim", "q", {"node": "w", "max": 45})
+        assert (answer["count"], answer["ready"]) == (45, 5)
 
 
 async def test_what_nobody_was_told_of_is_given_back_in_steps(small_renders, monkeypatch):

@@ -7,6 +7,7 @@ That is the order of their seqs, or, where jobs have priorities or times, of how
 from collections.abc import Callable, Collection, Iterator
 from heapq import heappop, heappush
 from itertools import repeat
+from typing import Any
 
 from topics.core.chunk import Chunk
 from topics.core.effort import Effort
@@ -35,6 +36,18 @@ class FreeJobs:
                 heappush(self._heap, seq)
             else:
                 self._line.set_free(seq, self._rounds(seq))
+
+    def withdraw(self, seq: int) -> bool:
+        """It is free no longer although nobody has picked it; whether it was. That may happen to it again and again
+        while nobody picks any, so those that are first in the order and free no longer leave it."""
+        if not self.seqs.count or not self.seqs.pop(seq):
+            return False
+        line = self._line
+        heap: list[Any] = self._heap if line is None else line.heaps[line.priority(seq)]
+        for _ in range(2):
+            if heap and (heap[0] if line is None else heap[0][1]) not in self.seqs:
+                heappop(heap)
+        return True
 
     def put_back(self, seq: int) -> None:
         """It was picked and is not wanted."""

@@ -21,7 +21,7 @@ in one state; what is not done yet is as if its time had not come, and nobody is
 is done (topics/shards/catchup.py).
 
 Pure: `now` comes in. The methods named after events (`claim`, `extend`, `release`) never refuse; they are called when
-an event happens and when it is replayed. Whether something may happen is asked before (`held`, `FreeJobs.pick`).
+an event happens and when it is replayed. Whether something may happen is asked before (`holds`, `FreeJobs.pick`).
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -277,7 +277,7 @@ class Leases:
         self._leases.put_all([seq for seq, _ in held], longer)
         sooner = []  # the others are looked at again when they would have ended
         for (seq, before), lease in zip(held, longer, strict=True):
-            if self.free.seqs.count and self.free.seqs.pop(seq):
+            if self.free.withdraw(seq):
                 self._expired -= 1
                 self.streams.add(lease.owner, seq)
                 self._note(seq, lease)
@@ -459,7 +459,8 @@ class Leases:
         """After a replay: forget jobs that are gone, and let no live one that a cursor has passed be passed by."""
         self.cursor = min(self.cursor, topic.head_seq)
         self._cursors = {priority: min(cursor, topic.head_seq) for priority, cursor in self._cursors.items()}
-        self._drop_all([seq for seq in {*chain(*self._by_state())} if is_gone(topic, seq)])
+        known = {*chain(*self._by_state(), self._failures, self.free.spared)}  # the free ones are in no state yet
+        self._drop_all([seq for seq in known if is_gone(topic, seq)])
         for seq, move in self.moving.copy().items():
             self.move((seq,), move)
         busy = {*self._leases, *self._delayed.until, *self._leaving}

@@ -19,7 +19,7 @@ class Counts(NamedTuple):
 def counts(topic: Topic, now: int) -> Counts:
     """As of now if the queue is up to now, or a step away; else a little of what is due counts as before."""
     leases = topic.leases
-    if leases is None:
+    if leases is None or (topic.removing and not topic.published):  # gone: its leases go with it
         return Counts(topic.count, 0, 0, 0)
     bring_up(topic, leases, now)
     ready = min(topic.count, leases.ready(jobs_in(topic)))  # copies that a crash took cannot be claimed yet

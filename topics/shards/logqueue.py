@@ -100,11 +100,12 @@ class LogQueue:
         self._for_sync.append((self.last_lsn, action))
 
     def applied_below(self, lsn: int, has_time: HasTime) -> bool:
-        """What is on disk and below `lsn` is applied; wake those who wait for that. Whether that is all there is."""
+        """What is on disk and below `lsn` is applied; wake those who wait for that, one in any case. Whether that is
+        all there is."""
         self.durable_lsn = max(self.durable_lsn, min(lsn - 1, self.synced_lsn))
         waiting = self._for_sync
         while waiting and waiting[0][0] <= self.durable_lsn:
-            if not has_time(0):
-                return False
             waiting.popleft()[1]()
-        return self.durable_lsn == self.synced_lsn
+            if not has_time(0):
+                break
+        return self.durable_lsn == self.synced_lsn and not (waiting and waiting[0][0] <= self.durable_lsn)

@@ -88,6 +88,10 @@ class Queue:
                 yield from self._queues.log.begin_in_steps(self.topic)
         except TopicsError:  # no room: whoever wants a job tries again, and is told
             self._is_unlogged = True
+        yield from self.settle_in_steps()
+
+    def settle_in_steps(self) -> Iterator[None]:
+        """Bring the leases up to now. A command that others were served amid does so before it tells a number."""
         while not self.is_gone and not self.settle():
             yield
 

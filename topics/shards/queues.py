@@ -189,7 +189,8 @@ class Queues:
                 self.check(queue)
                 yield from command() or ()
             except Exception as error:
-                call.failed(error)
+                if not (call.finished and isinstance(error, TopicsError)):  # else who is refused went amid it
+                    call.failed(error)
 
         queue.in_order(run)
 
@@ -303,6 +304,7 @@ class Claimer:
                 yield from jobs.render(queue.leases, seqs, texts)
                 if len(texts) > limits.RENDER_STEP:
                     yield
+                yield from queue.settle_in_steps()
             if call.finished:
                 self._give_back(jobs)
                 return
