@@ -45,6 +45,18 @@ def test_an_idle_mark_is_remembered_when_its_log_file_goes(driver: Driver, seed:
     assert driver.topic("t").head_seq == 2
 
 
+def test_a_recovery_that_logs_something_is_idle_again(driver: Driver):
+    """A `memory` topic gets a new epoch at each power loss. The `disk` topic beside it has lost nothing."""
+    driver.append("m", records(1), config={"durability": "memory"})
+    driver.append("t", records(2), config={"durability": "disk"})
+    driver.commit()
+    driver.stop()
+    for seed in range(3):
+        driver.crash(seed, power_loss=True)
+        assert driver.topic("t").head_seq == 2
+    assert driver.append("t", records(1)).given is False, "the first write after the mark waits for its sync"
+
+
 def test_an_idle_mark_that_outlives_newer_log_files_says_nothing(driver: Driver):
     """A power loss takes some unlinks of a checkpoint and leaves others. What an older file ends with is not where the
     log ended: what was acked since and not synced is told as lost, and its seqs are not given out again."""

@@ -420,6 +420,9 @@ def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[R
     for loss in losses:
         engine.record_loss(state.by_id[loss.topic_id], loss)
     store.commit_all()
+    if losses:  # and nothing is at risk again: the next power loss must not be told as one that took something
+        engine.go_idle()
+        store.commit_all()
     used = {topic.cell for topic in state.by_id.values()}
     state.free_cells = [cell for cell in range(1, state.next_cell) if cell not in used]
     for topic in state.by_id.values():
