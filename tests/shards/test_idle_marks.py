@@ -1,5 +1,7 @@
 """Idle marks: a log that ends with one is complete, so a power loss took nothing of a `disk` topic."""
 
+from collections.abc import Callable
+
 import pytest
 
 from tests.shards.wal_logs import get, put
@@ -43,6 +45,18 @@ def test_an_idle_mark_is_remembered_when_its_log_file_goes(driver: Driver, seed:
     assert driver.topic("t").head_seq == 2
 
 
+def test_a_recovery_that_logs_something_is_idle_again(driver: Driver):
+    """A `memory` topic gets a new epoch at each power loss. The `disk` topic beside it has lost nothing."""
+    driver.append("m", records(1), config={"durability": "memory"})
+    driver.append("t", records(2), config={"durability": "disk"})
+    driver.commit()
+    driver.stop()
+    for seed in range(3):
+        driver.crash(seed, power_loss=True)
+        assert driver.topic("t").head_seq == 2
+    assert driver.append("t", records(1)).given is False, "the first write after the mark waits for its sync"
+
+
 def test_an_idle_mark_that_outlives_newer_log_files_says_nothing(driver: Driver):
     """A power loss takes some unlinks of a checkpoint and leaves others. What an older file ends with is not where the
     log ended: what was acked since and not synced is told as lost, and its seqs are not given out again."""
@@ -65,15 +79,26 @@ def test_an_idle_mark_that_outlives_newer_log_files_says_nothing(driver: Driver)
     assert b'"reason":"crash"' in driver.page("t", Query(from_seq=2))
 
 
-def test_a_log_that_ends_in_a_file_that_cannot_be_read_does_not_end_idle(driver: Driver):
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda data: bytes(wal.HEADER_BYTES) + data[wal.HEADER_BYTES :], "corrupt"),
+        (lambda data: bytes(len(data)), "crash"),  # not even a trace of a frame is left
+        (lambda data: data[:30], "crash"),
+        (lambda data: b"", "crash"),
+    ],
+    ids=["header", "zeros", "cut off", "empty"],
+)
+def test_a_log_that_ends_in_a_file_that_cannot_be_read_does_not_end_idle(
+    driver: Driver, spoil: Callable[[bytes], bytes], reason: str
+):
     be_idle(driver)
     driver.append("t", records(2))
     driver.commit()
     driver.store.close()
     last = walscan.list_files(driver.disk)[-1]
-    data = get(driver.disk, wal.file_path(last))
-    put(driver.disk, wal.file_path(last), bytes(wal.HEADER_BYTES) + data[wal.HEADER_BYTES :])
+    put(driver.disk, wal.file_path(last), spoil(get(driver.disk, wal.file_path(last))))
     driver.store = recover(driver.disk.crash(1, power_loss=True), driver.clock)
     topic = driver.store.engine.state.topics["t"]
     assert topic.head_seq > 2
-    assert [hole.reason for hole in topic.holes.within(1, 2)] == ["corrupt"]
+    assert [hole.reason for hole in topic.holes.within(1, 2)] == [reason]

@@ -14,7 +14,18 @@ from topics.clock import Clock
 from topics.core import derivation, lifetimes
 from topics.core.bits import span
 from topics.core.chunk import Chunk, DataFile
-from topics.core.events import IDLE, CreatedAndAppended, Event, Marked, RangeLost, WentIdle, decode_event
+from topics.core.events import (
+    IDLE,
+    Appended,
+    CreatedAndAppended,
+    Event,
+    Marked,
+    RangeLost,
+    TopicCreated,
+    TopicUpdated,
+    WentIdle,
+    decode_event,
+)
 from topics.core.loss import CORRUPT, CRASH
 from topics.core.ranges import SeqRanges
 from topics.core.state import ShardState, apply
@@ -32,6 +43,7 @@ from topics.shards.wal import WalWriter
 log = logging.getLogger(__name__)
 REGISTER = "heads.reg"
 REGISTER_SPARE = 1024
+TELLS_HEAD = (Appended, CreatedAndAppended, RangeLost, TopicCreated, TopicUpdated)
 
 Progress = Callable[[float], None]
 
@@ -62,8 +74,10 @@ def recover(
     progress(0.2)
     report = walscan.WalReport(snap.commit.cut_lsn)
     touched = _lose_unreadable(state, unreadable)
-    touched |= _replay(files, state, report, lambda done, total: progress(0.2 + 0.8 * done / total))
+    heads = {topic.id: topic.applied_lsn for topic in state.by_id.values()}
+    _replay(files, state, report, heads, touched, lambda done, total: progress(0.2 + 0.8 * done / total))
     walscan.settle(files, report)
+    _pass_over_ids(state, report)
     snapshot_log = snapshot.SnapshotLog(files, snap)
     _remove_litter(files, snap)
 
@@ -72,7 +86,8 @@ def recover(
     trusted = register.get(0) == state.boot
     marked = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
     idle = marked and not report.has_lost_end
-    losses = list(_find_losses(state, register, trusted=trusted, idle=idle, damaged=bool(report.damage)))
+    missing = _count_missing(report, heads, bounds.batch_records)
+    losses = list(_find_losses(state, register, missing, trusted=trusted, idle=idle, damaged=bool(report.damage)))
     used = UsedSlots(files)
     writer = WalWriter(files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes)
     engine = Engine(state, register, clock, next_lsn=report.last_lsn + 1, used_slots=used.all(), idle=idle, wake=wake)
@@ -282,25 +297,32 @@ def _file_of(chunk: Chunk) -> DataFile:
 
 
 def _replay(
-    files: Files, state: ShardState, report: walscan.WalReport, progress: Callable[[int, int], None]
-) -> set[int]:
-    """Apply every frame that stands; the ids of the topics they touched."""
-    touched: set[int] = set()
+    files: Files,
+    state: ShardState,
+    report: walscan.WalReport,
+    heads: dict[int, int],
+    touched: set[int],
+    progress: Callable[[int, int], None],
+) -> None:
+    """Apply every frame that stands. Note the ids of the topics they touch, and in `heads` the lsn of the last frame
+    that tells where the head of a topic was."""
     state.replaying = True
     for found in walscan.read_log(files, report, progress):
         state.damaged = bool(report.damage)
         event = decode_event(found.kind, found.body)
         apply(state, event, found.lsn)
-        touched.update(_topic_of(event))
+        for topic_id in _topics_of(event):
+            touched.add(topic_id)
+            if type(event) in TELLS_HEAD:
+                heads[topic_id] = max(heads.get(topic_id, 0), found.lsn)
     state.replaying = False
     for topic in state.by_id.values():
         topic.published = True
         while topic.bury():
             pass
-    return touched
 
 
-def _topic_of(event: Event) -> tuple[int, ...]:
+def _topics_of(event: Event) -> tuple[int, ...]:
     if type(event) is CreatedAndAppended:
         return (event.created.topic_id,)
     if type(event) is Marked:
@@ -309,13 +331,37 @@ def _topic_of(event: Event) -> tuple[int, ...]:
     return () if type(event) is WentIdle else (event.topic_id,)  # type: ignore[union-attr]
 
 
+def _pass_over_ids(state: ShardState, report: walscan.WalReport) -> None:
+    """A damaged frame may have made a topic, whose id and epoch others still name."""
+    for first, last in _gaps(report):
+        state.next_topic_id += last - first + 1
+        state.next_epoch += last - first + 1
+
+
+def _gaps(report: walscan.WalReport) -> set[tuple[int, int]]:
+    return {(damage.first_lsn, damage.last_lsn) for damage in report.damage}
+
+
+def _count_missing(report: walscan.WalReport, heads: dict[int, int], in_frame: int) -> Callable[[Topic], int]:
+    """How many records of a topic there may have been in damaged frames, behind all that tells where its head was."""
+    gaps = _gaps(report)
+    return lambda topic: in_frame * sum(last - first + 1 for first, last in gaps if first > heads.get(topic.id, 0))
+
+
 def _find_losses(
-    state: ShardState, register: Register, *, trusted: bool, idle: bool, damaged: bool
+    state: ShardState,
+    register: Register,
+    missing: Callable[[Topic], int],
+    *,
+    trusted: bool,
+    idle: bool,
+    damaged: bool,
 ) -> "list[RangeLost]":
     """What was acked and did not come back.
 
     The register tells exactly, unless the machine went down; then an open ceiling is all there is to go by, and a
-    log that ends with an idle mark is known to be complete.
+    log that ends with an idle mark is known to be complete, but for what is damaged. An `fsync` topic has no ceiling:
+    what damage can have taken from it at most is known by the number of frames.
     """
     losses = []
     for topic in state.by_id.values():
@@ -323,10 +369,12 @@ def _find_losses(
         known = register.get(topic.cell) if trusted and topic.cell < register.capacity() else 0
         durability = topic.config.durability
         last = known
-        if not trusted and durability == "disk" and not idle:
+        if not trusted and durability == "disk" and (not idle or missing(topic)):
             last = topic.ceiling
         else:
             derivation.doubt(topic, state.boot)
+        if not trusted and durability == "fsync" and topic.derived is None:
+            last = topic.head_seq + missing(topic)
         fresh_epoch = 0
         if not trusted and durability in ("memory", "ephemeral"):  # the head may have gone back
             fresh_epoch = state.next_epoch
@@ -372,6 +420,9 @@ def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[R
     for loss in losses:
         engine.record_loss(state.by_id[loss.topic_id], loss)
     store.commit_all()
+    if losses:  # and nothing is at risk again: the next power loss must not be told as one that took something
+        engine.go_idle()
+        store.commit_all()
     used = {topic.cell for topic in state.by_id.values()}
     state.free_cells = [cell for cell in range(1, state.next_cell) if cell not in used]
     for topic in state.by_id.values():

@@ -60,7 +60,7 @@ class WalReport:
     def __init__(self, after_lsn: int) -> None:
         self.last_lsn = after_lsn
         self.last_kind = 0  # of the frame with that lsn, if the log still has it
-        self.has_lost_end = False  # the last file cannot be read: who knows what there was
+        self.has_lost_end = False  # it ends in files that cannot be read: who knows what there was
         self.next_number = 1
         self.damage: list[Damage] = []
         self.cut: tuple[int, int] | None = None  # (file, offset): nothing from here on stands
@@ -189,8 +189,10 @@ def read_log(
     for index, number in enumerate(numbers):
         data = load(files, number)
         scan = scan_file(data)
-        if scan.unreadable and (claimed := _claimed_lsn(data, expected)) >= expected:
-            unreadable.append(Damage(number, 0, len(data), expected, claimed))
+        if scan.unreadable:
+            report.has_lost_end = True
+            if (claimed := _claimed_lsn(data, expected)) >= expected:
+                unreadable.append(Damage(number, 0, len(data), expected, claimed))
         for at, found in enumerate(scan.frames):
             if found.lsn > expected:
                 if _synced_from(files, scan.frames[at:], numbers[index + 1 :]) < expected:
@@ -208,10 +210,10 @@ def read_log(
             if found.lsn == report.last_lsn:  # not one of a file that a checkpoint's sweep left, and later ones not
                 report.last_kind = found.kind
             unreadable.clear()
+            report.has_lost_end = False
         report.files.append((number, expected - 1))
         progress(index + 1, len(numbers))
     report.damage += unreadable
-    report.has_lost_end = bool(unreadable)
     report.cut = ended if ended[0] else None
 
 
