@@ -10,6 +10,12 @@ from topics.rpc import connect_unix, serve_unix, wire
 from topics.testing.rpc_pair import rpc_pair
 
 
+@pytest.fixture(autouse=True)
+def a_hello_may_take_long(monkeypatch):
+    """Where both ends share a loop, a test that keeps it busy keeps its own hello from being read."""
+    monkeypatch.setattr(limits, "RPC_HELLO_TIMEOUT_MS", 60_000)
+
+
 @pytest.fixture(params=["memory", "unix"])
 def open_pair(request, tmp_path):
     """`async with open_pair(handlers) as connection`."""

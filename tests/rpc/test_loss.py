@@ -225,7 +225,8 @@ async def test_the_hello_comes_first(first):
             await connect(ours, nursery)
 
 
-async def test_a_silent_peer_is_given_up(autojump_clock):
+async def test_a_silent_peer_is_given_up(autojump_clock, set_limits):
+    set_limits(RPC_HELLO_TIMEOUT_MS=5_000)
     ours, _theirs = trio.testing.memory_stream_pair()
     async with trio.open_nursery() as nursery:
         with pytest.raises(ProtocolError, match="no hello"):
