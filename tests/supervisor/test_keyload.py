@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -78,7 +79,9 @@ def test_no_plaintext_is_left_in_a_running_tree(serve, sources):
     assert b"TOPICS_API_KEYS=" not in Path(f"/proc/{server.process.pid}/environ").read_bytes()
     run_dir = Path(server.holder()["run_dir"])
     for path in [path for folder in (run_dir, server.data) for path in folder.rglob("*") if path.is_file()]:
-        assert not any(secret.encode() in path.read_bytes() for secret in SECRETS)
+        with suppress(FileNotFoundError):  # a spare file of the log that has got its name meanwhile
+            text = path.read_bytes()
+            assert not any(secret.encode() in text for secret in SECRETS)
     assert server.stop() == 0
     assert not any(secret in server.text() for secret in SECRETS)
 
