@@ -80,17 +80,17 @@ LEASE_EVENTS_MIN = 1024  # events of the leases log before it is written anew
 KEPT_AT_ONCE = 512  # jobs of which the leases log is told in one step when it begins to have those of a queue
 KEPT_PART = 512  # entries of jobs in one event, where the leases log is told of more
 GIVE_BACK_STEP = 512  # jobs that are given back in one step when the stream that holds them is gone
-VERDICT_STEP = 128  # jobs of one ack, nack or extend that are dealt with in one step
+VERDICT_STEP = 64  # jobs of one ack, nack or extend that are dealt with in one step
 RENDER_STEP = 256  # jobs whose texts are put together in one step, or a few more
 SETTLE_STEP = 256  # jobs of a queue that become free in one step
-PASS_JOBS = 512  # jobs that are dealt in one step; each who gets some counts as 32, and each with a line as two
+PASS_JOBS = 512  # jobs that are dealt in one step; each who gets some counts as 32, and each in a line as four
 PORTION_JOBS = PASS_JOBS // 2  # of these, to one who wants more than that: the rest comes in further steps
 FILLING_MS = 250  # for as long such a one is kept from what it has, or for a quarter of its lease
 LOSE_STEP = 64  # of those who wait for a queue that is deleted are told in one step
 COHORT_STEP = 512  # of those who are served together it is asked in one step how much they want
 PASS_STEP = 512  # entries that no longer stand, and blocks without a job, that a pass looks past
 OVERDUE_STEP = 1024  # jobs that a pass leaves to later ones, as they are due for the dead-letter topic
-FORGET_STEP = 512  # jobs that are gone and of which a queue forgets what it knew, in one step
+FORGET_STEP = 256  # jobs that are gone and of which a queue forgets what it knew, in one step
 
 # --- consumer groups ----------------------------------------------------------------------------------------------
 GROUPS_PER_TOPIC_MAX = 1000

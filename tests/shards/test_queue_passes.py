@@ -73,7 +73,7 @@ async def test_jobs_with_priorities_are_leased_in_portions_and_told_in_their_ord
         assert seqs_of(jobs) == order[:150]
         assert len({job["lease_id"] for job in jobs}) == 150
         assert {(job["deadline"], job["deliveries"]) for job in jobs} == {(jobs[0]["deadline"], 1 + again)}
-        assert (max(dealt), sum(dealt)) == (PORTION // 2, 150)
+        assert (max(dealt), sum(dealt)) == (PORTION // queue_passes.LINE_COST, 150)
         assert await shard.counts() == (50, 150, 0)
         ids = [job["lease_id"] for job in jobs]
         assert (await shard.settle("ack", *seqs_of(jobs), lease_ids=ids))["acked"] == 150

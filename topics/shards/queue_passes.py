@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from topics.shards.queues import Queues
 
 TAKER_COST = 32  # of one who gets jobs, in jobs
+LINE_COST = 4  # of a job in a line, in jobs of a queue without one
 
 
 class Taker(Protocol):
@@ -104,7 +105,7 @@ class Passes:
 
     @property
     def _job_cost(self) -> int:
-        return 1 if self._leases.line is None else 2
+        return 1 if self._leases.line is None else LINE_COST
 
     def begin(self, takers: list[Taker]) -> None:
         """Divide what is ready among the takers. Where that is much, each gets its part in one of several steps. Who is
