@@ -382,9 +382,11 @@ async def test_a_job_that_has_arrived_is_nobodys_until_it_is_deleted(leases_dura
         await shard.make(max_deliveries=1, dead_letter="dead", durable=True, leases_durable=leases_durable)
         await shard.produce("x")
         await fail_job(shard)
-        with monkeypatch.context() as patch:
-            patch.setattr(Engine, "delete_records", lambda *_: None)
+        moved: list[Any] = []
+        with monkeypatch.context() as patch, trio.fail_after(60):
+            patch.setattr(Engine, "delete_records", lambda *args: moved.append(args))
             assert await shard.claim(wait_ms=1) == []
+            await until(lambda: moved)
         assert [record["data"] for record in await shard.records("dead")] == ["x"]
         await shard.shard.committer.flushed()  # type: ignore[union-attr]
     with monkeypatch.context() as patch:
