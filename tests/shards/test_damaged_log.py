@@ -3,6 +3,8 @@
 import pytest
 
 from tests.shards.wal_logs import get, put
+from topics import limits
+from topics.core.events import RESERVED
 from topics.shards import wal, walscan
 from topics.shards.recovery import recover
 from topics.testing.drafts import Draft
@@ -20,6 +22,16 @@ def spoil(driver: Driver, victim: bytes = VICTIM) -> None:
         if victim in data:
             data[data.index(victim) + 1] ^= 1
             put(driver.disk, path, bytes(data))
+
+
+def spoil_kind(driver: Driver, kind: int) -> None:
+    """A bit of every frame of this kind."""
+    for path in map(wal.file_path, walscan.list_files(driver.disk)):
+        data = bytearray(get(driver.disk, path))
+        for found in walscan.scan_file(bytes(data)).frames:
+            if found.kind == kind:
+                data[found.offset + 8] ^= 1
+        put(driver.disk, path, bytes(data))
 
 
 def end_of_others(driver: Driver, *, idle: bool = False) -> None:
@@ -101,3 +113,20 @@ def test_the_id_and_epoch_of_a_topic_whose_creation_is_damaged_are_not_given_aga
     assert set(store.engine.state.topics) == {"other"}
     assert store.engine.state.next_topic_id > lost.id
     assert store.engine.state.next_epoch > lost.epoch
+
+
+def test_a_ceiling_that_was_raised_in_a_damaged_frame_is_not_passed_by(monkeypatch):
+    monkeypatch.setattr(limits, "CEILING_AHEAD", 8)
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("other", {"durability": "fsync"})
+    driver.append("t", [Draft(b"1")])
+    driver.commit()
+    for _ in range(3):
+        driver.append("t", [Draft(b"1")] * 3)
+        driver.commit()
+    raised = driver.topic("t").ceiling
+    end_of_others(driver)
+    driver.store.close()
+    spoil_kind(driver, RESERVED)
+    topic = recover(after_power_loss(driver), driver.clock).engine.state.topics["t"]
+    assert topic.head_seq >= raised > 8, "whatever was acked up to there is not given again"

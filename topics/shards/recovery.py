@@ -87,7 +87,8 @@ def recover(
     marked = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
     idle = marked and not report.has_lost_end
     missing = _count_missing(report, heads, bounds.batch_records)
-    losses = list(_find_losses(state, register, missing, trusted=trusted, idle=idle, damaged=bool(report.damage)))
+    frames = sum(last - first + 1 for first, last in _gaps(report))
+    losses = list(_find_losses(state, register, missing, trusted=trusted, idle=idle, damaged_frames=frames))
     used = UsedSlots(files)
     writer = WalWriter(files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes)
     engine = Engine(state, register, clock, next_lsn=report.last_lsn + 1, used_slots=used.all(), idle=idle, wake=wake)
@@ -355,22 +356,23 @@ def _find_losses(
     *,
     trusted: bool,
     idle: bool,
-    damaged: bool,
+    damaged_frames: int,
 ) -> "list[RangeLost]":
     """What was acked and did not come back.
 
     The register tells exactly, unless the machine went down; then an open ceiling is all there is to go by, and a
     log that ends with an idle mark is known to be complete, but for what is damaged. An `fsync` topic has no ceiling:
-    what damage can have taken from it at most is known by the number of frames.
+    what damage can have taken from it at most is known by the number of frames. Any of them may also have raised the
+    ceiling of a `disk` topic.
     """
     losses = []
     for topic in state.by_id.values():
-        reason = CORRUPT if damaged else CRASH
+        reason = CORRUPT if damaged_frames else CRASH
         known = register.get(topic.cell) if trusted and topic.cell < register.capacity() else 0
         durability = topic.config.durability
         last = known
         if not trusted and durability == "disk" and (not idle or missing(topic)):
-            last = topic.ceiling
+            last = topic.ceiling + damaged_frames * limits.CEILING_AHEAD
         else:
             derivation.doubt(topic, state.boot)
         if not trusted and durability == "fsync" and topic.derived is None:
