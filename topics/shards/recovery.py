@@ -7,7 +7,7 @@ recovery leads to the same recovery again.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from topics import limits
 from topics.clock import Clock
@@ -43,6 +43,7 @@ from topics.shards.wal import WalWriter
 log = logging.getLogger(__name__)
 REGISTER = "heads.reg"
 REGISTER_SPARE = 1024
+# Where such a frame stands, the head of its topic is known: what is missing in front of it is a gap in the seqs.
 TELLS_HEAD = (Appended, CreatedAndAppended, RangeLost, TopicCreated, TopicUpdated)
 
 Progress = Callable[[float], None]
@@ -87,7 +88,7 @@ def recover(
     marked = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
     idle = marked and not report.has_lost_end
     missing = _count_missing(report, heads, bounds.batch_records)
-    frames = sum(last - first + 1 for first, last in _gaps(report))
+    frames = _frames_in(_gaps(report))
     losses = list(_find_losses(state, register, missing, trusted=trusted, idle=idle, damaged_frames=frames))
     used = UsedSlots(files)
     writer = WalWriter(files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes)
@@ -334,19 +335,24 @@ def _topics_of(event: Event) -> tuple[int, ...]:
 
 def _pass_over_ids(state: ShardState, report: walscan.WalReport) -> None:
     """A damaged frame may have made a topic, whose id and epoch others still name."""
-    for first, last in _gaps(report):
-        state.next_topic_id += last - first + 1
-        state.next_epoch += last - first + 1
+    damaged_frames = _frames_in(_gaps(report))
+    state.next_topic_id += damaged_frames
+    state.next_epoch += damaged_frames
 
 
 def _gaps(report: walscan.WalReport) -> set[tuple[int, int]]:
+    """The first and last lsn of each run of damaged frames: one may be in several places."""
     return {(damage.first_lsn, damage.last_lsn) for damage in report.damage}
+
+
+def _frames_in(gaps: Iterable[tuple[int, int]]) -> int:
+    return sum(last - first + 1 for first, last in gaps)
 
 
 def _count_missing(report: walscan.WalReport, heads: dict[int, int], in_frame: int) -> Callable[[Topic], int]:
     """How many records of a topic there may have been in damaged frames, behind all that tells where its head was."""
     gaps = _gaps(report)
-    return lambda topic: in_frame * sum(last - first + 1 for first, last in gaps if first > heads.get(topic.id, 0))
+    return lambda topic: in_frame * _frames_in(gap for gap in gaps if gap[0] > heads.get(topic.id, 0))
 
 
 def _find_losses(
