@@ -113,8 +113,11 @@ WAL_QUEUE_BYTES_MAX = 256 * MIB
 WAL_ROOM_RETRY_MS = 5  # how often a write that opted out of 429 looks whether the queue has emptied
 SYNC_TIMER_MS = 5  # an acked `disk` write is synced at the latest this long after its enqueue
 CEILING_AHEAD = 65_536  # seqs a `disk` topic reserves durably ahead of its head
+RECORD_BYTES_MIN = 40  # a record takes at least this much of the log
+QUARANTINE_COPIES_MAX = 64  # damaged stretches of one log file that are set aside one by one; more go as one
 SPACE_RESERVE_BYTES = 8 * MIB  # free space kept back so that a checkpoint and control frames still fit
 SPACE_SHORT_BYTES = 32 * MIB  # with less free the log is cut as soon as it holds something, and keeps no spare
+BATCH_RECORDS_MAX = 1_000_000  # records in one write, whatever an operator sets
 UNPACKED_MAX = WAL_FRAME_MAX  # text of a compressed block: one record at most that came in a frame, else far less
 
 # --- checkpoints and segments -------------------------------------------------------------------------------------

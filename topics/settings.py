@@ -214,7 +214,7 @@ OPTIONS: tuple[Option, ...] = (
     Option("api_keys_file", "path", "File with an API key a line, not readable by everybody.", None, "Access"),
     Option("probe_auth", "bool", "Health and readiness need a key, too.", False, "Access"),
     Option("allow_insecure_no_auth", "bool", "Listen beyond loopback although no keys are set.", False, "Access"),
-    _limit("max_batch_records", "batch_records", 1_000_000, "Records in one append."),
+    _limit("max_batch_records", "batch_records", limits.BATCH_RECORDS_MAX, "Records in one append."),
     _limit("max_record_bytes", "record_bytes", 64 * MIB, "Bytes of one record's data and meta."),
     _limit("max_body_bytes", "body_bytes", 79 * MIB, "Bytes of one request body, after gzip."),
     _limit("max_meta_bytes", "meta_bytes", 60 * KIB, "Bytes of one record's meta."),

@@ -10,6 +10,7 @@ from tests.core.strategies import Draft, block_of, comparable, many, record_list
 from topics.core import events
 from topics.core.config import DEFAULT, TopicConfig
 from topics.core.events import (
+    DURABILITIES,
     Appended,
     BadEvent,
     CeilingReserved,
@@ -18,6 +19,7 @@ from topics.core.events import (
     Event,
     RangeLost,
     RecordsDeleted,
+    Recovered,
     TopicCreated,
     TopicRemoved,
     TopicUpdated,
@@ -55,7 +57,11 @@ def appended(draw: st.DrawFn) -> Appended:
     key = draw(st.just(b"") | digests if blocks else digests)
     keyed = draw(st.sets(st.integers(0, count - 1))) if blocks else ()
     dedups = tuple((index, draw(digests)) for index in sorted(keyed))
-    return Appended(draw(u64), draw(u64), ts, first_seq, count, key, blocks, dedups)
+    durability = draw(st.sampled_from(DURABILITIES))
+    return Appended(draw(u64), draw(u64), ts, first_seq, count, key, blocks, dedups, durability=durability)
+
+
+losses = st.builds(RangeLost, u64, u64, u64, st.sampled_from(["crash", "corrupt", "source_trim"]), u64)
 
 
 any_event = st.one_of(
@@ -65,7 +71,8 @@ any_event = st.one_of(
     appended(),
     st.builds(RecordsDeleted, u64, u64, st.none() | ranges, u64),
     st.builds(CeilingReserved, u64, u64),
-    st.builds(RangeLost, u64, u64, u64, st.sampled_from(["crash", "corrupt", "source_trim"]), u64),
+    losses,
+    st.builds(Recovered, st.lists(losses), u64, u64),
     st.just(WentIdle()),
     st.builds(CreatedAndAppended, created, appended()),
 )

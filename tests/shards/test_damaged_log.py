@@ -4,12 +4,14 @@ import pytest
 
 from tests.shards.wal_logs import get, put
 from topics import limits
-from topics.core.events import RESERVED
+from topics.core.events import APPENDED, RESERVED, UPDATED
+from topics.limits import Limits
 from topics.shards import wal, walscan
 from topics.shards.recovery import recover
+from topics.shards.store import Store
 from topics.testing.drafts import Draft
 from topics.testing.driver import Driver
-from topics.testing.faulty_files import FaultyFiles
+from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
 
 VICTIM = b'"victim"'
 
@@ -24,12 +26,14 @@ def spoil(driver: Driver, victim: bytes = VICTIM) -> None:
             put(driver.disk, path, bytes(data))
 
 
-def spoil_kind(driver: Driver, kind: int) -> None:
-    """A bit of every frame of this kind."""
+def spoil_frames(driver: Driver, kind: int, topic: str | None = None) -> None:
+    """A bit of every frame of this kind, or of those that are of one topic."""
+    driver.store.close()
+    of_topic = driver.topic(topic).id.to_bytes(8, "little") if topic is not None else b""
     for path in map(wal.file_path, walscan.list_files(driver.disk)):
         data = bytearray(get(driver.disk, path))
         for found in walscan.scan_file(bytes(data)).frames:
-            if found.kind == kind:
+            if found.kind == kind and bytes(found.body).startswith(of_topic):
                 data[found.offset + 8] ^= 1
         put(driver.disk, path, bytes(data))
 
@@ -46,6 +50,23 @@ def end_of_others(driver: Driver, *, idle: bool = False) -> None:
 
 def after_power_loss(driver: Driver) -> FaultyFiles:
     return driver.disk.crash(1, power_loss=True)
+
+
+def spoil_last_file(driver: Driver, how: str) -> None:
+    """The newest file of the log is there, and tells nothing."""
+    driver.store.close()
+    path = wal.file_path(walscan.list_files(driver.disk)[-1])
+    data = get(driver.disk, path)
+    put(driver.disk, path, {"zeros": bytes(len(data)), "noise": b"?" * len(data), "short": data[:20]}[how])
+
+
+def start(driver: Driver, disk: FaultyFiles) -> Store:
+    """A start that goes on in a log of small files."""
+    return recover(disk, driver.clock, wal_file_bytes=20_000)
+
+
+def holes_of(store: Store, name: str) -> list[tuple[int, int, str]]:
+    return [tuple(hole) for hole in store.engine.state.topics[name].holes.items]  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("idle", [True, False])
@@ -126,7 +147,203 @@ def test_a_ceiling_that_was_raised_in_a_damaged_frame_is_not_passed_by(monkeypat
         driver.commit()
     raised = driver.topic("t").ceiling
     end_of_others(driver)
-    driver.store.close()
-    spoil_kind(driver, RESERVED)
+    spoil_frames(driver, RESERVED)
     topic = recover(after_power_loss(driver), driver.clock).engine.state.topics["t"]
     assert topic.head_seq >= raised > 8, "whatever was acked up to there is not given again"
+
+
+# -- told once, whatever comes between
+
+
+@pytest.mark.parametrize("idle", [True, False])
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_what_a_start_has_told_is_not_told_again(power_loss: bool, idle: bool):
+    """Not even if the log with the damage is still there when the power fails, and the register tells nothing."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    for durability in ("fsync", "disk"):
+        driver.append(durability, [Draft(b"1")] * 3, config={"durability": durability})
+        driver.commit()
+    driver.put("other", {"durability": "fsync"})
+    driver.append("other", [Draft(VICTIM)])
+    driver.commit()
+    end_of_others(driver, idle=idle)
+    spoil(driver)
+    disk = driver.disk.crash(3, power_loss=power_loss)
+    store = start(driver, disk)
+    told = {name: holes_of(store, name) for name in ("fsync", "disk", "other")}
+    assert told["other"][0] == (1, 1, "corrupt")
+    assert bool(told["disk"]) == bool(told["fsync"]) == power_loss, "the register knows that they have lost nothing"
+    for seed in range(4):
+        disk = disk.crash(seed, power_loss=True)
+        store = start(driver, disk)
+        assert {name: holes_of(store, name) for name in told} == told
+
+
+def test_a_crash_at_any_call_of_a_start_costs_a_disk_topic_nothing():
+    """A `memory` topic gets an epoch from each power loss, so the start writes to a log that was idle."""
+    driver = Driver().start()
+    driver.append("m", [Draft(b"1")], config={"durability": "memory"})
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "disk"})
+    driver.commit()
+    driver.stop()
+    disk = after_power_loss(driver)
+    whole = disk.clone()
+    recover(whole, driver.clock)
+    for call in range(whole.calls):
+        for seed in range(3):
+            twin = disk.clone()
+            twin.crash_at(twin.calls + call)
+            with pytest.raises(SimulatedCrash):
+                recover(twin, driver.clock)
+            store = recover(twin.crash(seed, power_loss=True), driver.clock)
+            assert holes_of(store, "t") == [], f"crash at {whole.trace[call]}"
+            assert store.engine.state.topics["t"].head_seq == 2
+
+
+# -- a log whose end is lost
+
+
+@pytest.mark.parametrize("how", ["zeros", "noise", "short"])
+def test_acked_writes_in_a_last_file_that_tells_nothing_are_told(how: str):
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
+    driver.commit()
+    driver.restart_in_place()
+    driver.append("t", [Draft(b"1")] * 5)
+    driver.commit()
+    spoil_last_file(driver, how)
+    disk = after_power_loss(driver)
+    store = start(driver, disk)
+    head = store.engine.state.topics["t"].head_seq
+    assert head >= 7
+    assert holes_of(store, "t") == [(3, head, "corrupt")]
+    assert store.damaged_ranges
+    again = start(driver, disk.crash(2, power_loss=True))
+    assert holes_of(again, "t") == [(3, head, "corrupt")]
+    assert again.engine.state.topics["t"].head_seq == head
+
+
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_ids_of_topics_in_a_last_file_that_tells_nothing_are_never_given_again(power_loss: bool):
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("other", {"durability": "fsync"})
+    driver.commit()
+    driver.restart_in_place()
+    driver.put("victim", {"durability": "fsync"})
+    driver.commit()
+    lost = driver.topic("victim")
+    spoil_last_file(driver, "zeros")
+    disk = driver.disk.crash(1, power_loss=power_loss)
+    for _ in range(3):
+        store = start(driver, disk)
+        assert set(store.engine.state.topics) == {"other"}
+        assert store.engine.state.next_topic_id > lost.id
+        assert store.engine.state.next_epoch > lost.epoch
+        disk = disk.crash(2, power_loss=power_loss)
+
+
+def test_writes_behind_a_lost_end_count_although_the_snapshot_knew_of_later_frames():
+    """A topic's entry in the snapshot names the last frame that it has. New frames are above all of those."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
+    driver.commit()
+    driver.append("t", [Draft(b"1")] * 2)
+    driver.commit()
+    driver.checkpoint()
+    known = driver.topic("t").applied_lsn
+    driver.store.close()
+    for number in walscan.list_files(driver.disk):
+        driver.disk.unlink(wal.file_path(number))
+    driver.disk.sync_dir("wal")
+    store = start(driver, after_power_loss(driver))
+    assert store.engine.log.last_lsn > known
+    assert store.engine.state.topics["t"].count == 4
+    assert holes_of(store, "t") == [(5, store.engine.state.topics["t"].head_seq, "corrupt")]
+
+
+# -- how much there may have been
+
+
+def test_a_damaged_batch_is_told_whole_though_smaller_ones_are_allowed_now():
+    driver = Driver(wal_file_bytes=200_000).start()
+    driver.append("t", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    driver.append("t", [Draft(b"1")] * 900 + [Draft(VICTIM)])
+    driver.commit()
+    end_of_others(driver)
+    spoil(driver)
+    store = recover(after_power_loss(driver), driver.clock, Limits(batch_records=1))
+    assert store.engine.state.topics["t"].head_seq >= 902
+
+
+def test_a_record_takes_the_log_no_less_than_is_counted_for_one():
+    driver = Driver().start()
+    driver.put("t", {"durability": "fsync"})
+    driver.commit()
+    before = driver.store.writer.end_offset
+    driver.append("t", [Draft(b"1")] * 256)
+    driver.commit()
+    assert driver.store.writer.end_offset - before >= 256 * limits.RECORD_BYTES_MIN
+
+
+# -- classes that changed in the damage
+
+
+def change_class(driver: Driver, old: str, new: str, at: int = 1) -> None:
+    """From one class to another; the frame that says so is damaged."""
+    driver.put("other", {"durability": "fsync"})
+    driver.append("t", [Draft(b"1")] * at, config={"durability": old})
+    driver.commit()
+    driver.put("t", {"durability": new})
+    driver.commit()
+
+
+@pytest.mark.parametrize("stands", [True, False])
+def test_a_topic_that_became_disk_in_the_damage_gives_no_seq_twice(stands: bool):
+    """What it acked behind that was not synced, and its ceiling is in the damage. Nor does a frame that stands behind
+    it tell how far it came."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    change_class(driver, "fsync", "disk")
+    driver.append("t", [Draft(b"1")])
+    driver.commit()
+    end_of_others(driver)
+    assert driver.append("t", [Draft(b"1")] * 3).given, "acked ahead of its sync"
+    acked = driver.topic("t").head_seq
+    for kind in (UPDATED, RESERVED, *(() if stands else (APPENDED,))):
+        spoil_frames(driver, kind, "t" if kind == APPENDED else None)
+    store = recover(after_power_loss(driver), driver.clock)
+    topic = store.engine.state.topics["t"]
+    assert topic.config.durability == "fsync"
+    assert topic.head_seq >= acked
+    assert holes_of(store, "t") == [(2 + stands, topic.head_seq, "corrupt")]
+
+
+def test_a_topic_that_became_fsync_in_the_damage_is_told_what_it_lost_above_its_ceiling(monkeypatch):
+    monkeypatch.setattr(limits, "CEILING_AHEAD", 8)
+    driver = Driver(wal_file_bytes=20_000).start()
+    change_class(driver, "disk", "fsync", at=2)
+    for _ in range(3):
+        driver.append("t", [Draft(b"1")] * 9)
+        driver.commit()
+    acked = driver.topic("t").head_seq
+    end_of_others(driver, idle=True)
+    for kind in (UPDATED, APPENDED):
+        spoil_frames(driver, kind, "t" if kind == APPENDED else None)
+    store = recover(after_power_loss(driver), driver.clock)
+    topic = store.engine.state.topics["t"]
+    assert topic.config.durability == "disk"
+    assert topic.head_seq >= acked > topic.count
+
+
+def test_a_topic_that_keeps_its_class_behind_the_damage_has_lost_just_what_is_missing():
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("other", {"durability": "fsync"})
+    driver.append("t", [Draft(b"1")], config={"durability": "fsync"})
+    driver.append("other", [Draft(VICTIM)])
+    driver.commit()
+    driver.append("t", [Draft(b"1")])
+    driver.commit()
+    end_of_others(driver)
+    spoil(driver)
+    store = recover(after_power_loss(driver), driver.clock)
+    assert (store.engine.state.topics["t"].head_seq, holes_of(store, "t")) == (2, [])

@@ -11,11 +11,13 @@ import pytest
 import trio.testing
 
 from tests.shards.derived_bench import Bench, Call, Wire
+from tests.shards.wal_logs import get, put
 from topics.core.match import TagMatch
 from topics.core.routes import Definition
 from topics.errors import TopicsError
 from topics.ids import SLOTS, slot_of
 from topics.rpc.open_calls import Reply
+from topics.shards import wal, walscan
 from topics.shards.peers import Peers
 from topics.shards.queues import Queues
 
@@ -273,6 +275,42 @@ async def test_a_destination_does_not_wait_for_a_router_that_is_gone(shards, aut
         await machine.settle()
         assert list(machine.dest.read("d")[0].values())[:2] == ["s0", "s1"]
         assert len(machine.dest.read("d")[0]) == 3
+
+
+@pytest.mark.parametrize("dest", ["fsync", "disk"])
+@pytest.mark.parametrize("shards", [1, 2])
+async def test_a_direct_write_in_a_damaged_log_is_told_and_no_copy_takes_its_seq(dest, shards, autojump_clock):
+    machine = Machine(shards)
+    async with machine.life():
+        await machine.source.put_topic("s", durability="fsync")
+        await machine.dest.put_topic("d", durability=dest)
+        await machine.source.put_router("r", Definition("s", "d"))
+        machine.source.append("s", 2)
+        await machine.settle()
+        machine.dest.append("d", 1)
+        machine.dest.sync()
+        machine.source.append("s", 1)
+        await machine.settle()
+        for _ in range(2):
+            await machine.dest.put_topic(f"other{_}")
+        shown = machine.dest.read("d")[0]
+        assert [data[0] for data in shown.values()] == ["s", "s", "d", "s"]
+    machine.crash()
+    victim = shown[3].encode()
+    for path in map(wal.file_path, walscan.list_files(machine.dest.files)):
+        put(machine.dest.files, path, get(machine.dest.files, path).replace(b'"' + victim, b'"!' + victim[1:]))
+    for power_loss in (True, False):
+        async with machine.life():
+            await machine.settle()
+            machine.source.append("s", 1)
+            await machine.settle()
+            records, gaps = machine.dest.read("d")
+            assert 3 not in records
+            assert any(first <= 3 <= last and reason == "corrupt" for first, last, reason, _ in gaps)
+            assert {data for data in records.values() if data.startswith("s")} >= {"s0", "s1"}
+            assert all(seq > 4 for seq, data in records.items() if data not in ("s0", "s1"))
+            assert list(records.values())[-1] == f"s{machine.source.written - 1}"
+        machine.crash(power_loss)
 
 
 class History:

@@ -34,6 +34,7 @@ from topics.core.events import (
     Marked,
     RangeLost,
     RecordsDeleted,
+    Recovered,
     TopicCreated,
     TopicRemoved,
     TopicUpdated,
@@ -133,6 +134,8 @@ EVENTS: list[Event] = [
     Appended(8, 4, 1_700_000_000_007, 5, 0, bytes(range(16)), []),  # all its records were duplicates
     TopicRemoved(7),
     WentIdle(),
+    Appended(8, 4, 1_700_000_000_008, 6, 1, b"", [block(6, 1_700_000_000_008, 1)], durability="disk"),
+    Recovered([RangeLost(8, 7, 20, "corrupt", 0), RangeLost(9, 1, 0, "crash", 12)], 16, 13),
 ]
 SEGMENT_BLOCKS = [
     Stored(7, 3, block(1, 1000, 7), 0b100_0001),  # the first and the last record are deleted
@@ -255,7 +258,7 @@ def test_nothing_else_is_written(fresh):
 
 
 def test_every_kind_of_event_is_in_the_log():
-    assert {encode_event(event)[0] for event in EVENTS} == set(range(1, 11))
+    assert {encode_event(event)[0] for event in EVENTS} == set(range(1, 12))
 
 
 # -- reading the golden ones
@@ -375,12 +378,13 @@ def test_the_table_of_the_log():
 
 
 def test_the_table_of_appends():
-    """Those with dedup keys, and the one that has a key alone."""
+    """Those with dedup keys, the one that has a key alone, and the one that names its class."""
     bodies = [b"".join(encode_event(event)[1]) for event in EVENTS if isinstance(event, Appended)]
     found = {u(body, 24, 8): body for body in bodies if u(body, 0, 8) == 8}
     assert [(u(body, 8, 8), u(body, 16, 8)) for body in found.values()] == [
         (4, 1_700_000_000_006),
         (4, 1_700_000_000_007),
+        (4, 1_700_000_000_008),
     ]
     with_keys, key_alone = found[2], found[5]
     assert (u(with_keys, 32, 4), with_keys[36], with_keys[37], u(with_keys, 38, 2)) == (3, 0, 1, 1)
@@ -390,6 +394,7 @@ def test_the_table_of_appends():
     assert len(by_hand(with_keys, 84)["records"]) == 3
     assert (u(key_alone, 32, 4), key_alone[36], key_alone[37], u(key_alone, 38, 2)) == (0, 16, 0, 0)
     assert key_alone[40:] == bytes(range(16))
+    assert found[6][37] == 3 << 1
 
 
 def by_hand(data: bytes, at: int) -> dict[str, Any]:

@@ -1,16 +1,18 @@
 """Reading the log back: torn is cut exactly, damage is kept and told, and doing it twice changes nothing."""
 
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.shards.wal_logs import flip, frame, frames_of, get, put, read, tree, verdict, write_groups
+from tests.shards.wal_logs import flip, frames_of, get, put, read, tree, verdict, write_groups
+from topics import limits
 from topics.shards import wal, walscan
 from topics.shards.wal import FRAME_BYTES, HEADER_BYTES, WalWriter
-from topics.shards.walscan import Damage, WalReport
+from topics.shards.walscan import Damage, Gap, WalReport
 from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
 
 SECTOR = 512
@@ -202,21 +204,17 @@ def test_a_log_continues_after_a_cut():
     assert report.files == [(1, 5), (2, 8)]
 
 
-def test_every_file_is_listed_also_behind_a_tear():
-    """Or the next checkpoint would not trim them."""
-    files = several_files()
-    for number in (2, 3):  # as if nothing after frame 3 had been synced
-        data = get(files, wal.file_path(number))
-        seed, first = wal.decode_file_header(data) or (0, 0)
-        parts = [part for lsn in range(first, first + 3) for part in wal.encode_frame(frame(lsn, 400), 3, seed)]
-        put(files, wal.file_path(number), data[:HEADER_BYTES] + b"".join(parts))
+def test_a_tear_at_the_very_start_of_a_file():
+    """Both files are listed, or the next checkpoint would not trim them."""
+    files = new_log([[400]] * 3, file_bytes=1024)
+    writer = WalWriter(files, next_lsn=4, next_number=2, file_bytes=1024)
+    write_groups(writer, [[100, 200]], sync_last=False)
     flip(files, 2, HEADER_BYTES + 50)
-    lsns, report = read(files)
-    assert lsns == [1, 2, 3]
+    lsns, report = check_settled(files)
+    assert (lsns, report.damage, report.gaps) == ([1, 2, 3], [], [])
     assert report.cut == (1, frames_of(files, 1)[-1].end)
-    assert report.files == [(1, 3), (2, 3), (3, 3)]
-    check_settled(files)
-    assert [len(get(files, wal.file_path(n))) for n in (2, 3)] == [HEADER_BYTES, HEADER_BYTES]
+    assert report.files == [(1, 3), (2, 3)]
+    assert len(get(files, wal.file_path(2))) == HEADER_BYTES
 
 
 # -- damage
@@ -305,6 +303,74 @@ def test_a_retired_file_whose_header_was_already_written_anew():
     assert report.damage == []
 
 
+def test_a_gap_has_room_for_what_was_in_it_and_no_more():
+    files = several_files()
+    spoiled = frames_of(files, 1)[1]
+    flip(files, 1, spoiled.offset)
+    assert check_settled(files)[1].gaps == [Gap(2, 2, spoiled.end - spoiled.offset)]
+
+
+@pytest.mark.parametrize(("number", "index"), [(1, 2), (2, 0)])
+def test_where_a_file_ends_nobody_knows_how_much_there_was(number, index):
+    """It may have been longer: then its end is as missing as the frame that can be seen."""
+    files = several_files()
+    at = frames_of(files, number)[index].offset
+    put(files, wal.file_path(number), get(files, wal.file_path(number))[:at] if index else b"")
+    (gap,) = check_settled(files)[1].gaps
+    assert gap.room == limits.UNSTORED_BYTES_MAX
+
+
+@pytest.mark.parametrize("cut_off", [True, False])
+def test_a_file_is_left_for_the_next_one_only_when_it_is_synced(cut_off):
+    """No later frame is needed to know that what is missing in front of a file was there."""
+    files = several_files()
+    writer = WalWriter(files, next_lsn=10, next_number=4, file_bytes=1024)
+    writer.close()
+    last = frames_of(files, 3)[-1]
+    if cut_off:
+        put(files, wal.file_path(3), get(files, wal.file_path(3))[: last.offset])
+    else:
+        flip(files, 3, last.offset + 50)
+    lsns, report = check_settled(files)
+    assert lsns == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [gap[:2] for gap in report.gaps] == [(9, 9)]
+    assert (report.has_lost_end, report.next_lsn) == (True, 10)
+    assert len(files.list("quarantine")) == (not cut_off)
+
+
+@pytest.mark.parametrize("after_lsn", [0, 5, 9])
+def test_a_log_that_ends_before_what_the_snapshot_knows_has_lost_its_end(after_lsn):
+    files = several_files()
+    files.unlink(wal.file_path(3))
+    report = WalReport(after_lsn, vouched=9)
+    assert [found.lsn for found in walscan.read_log(files, report)] == list(range(after_lsn + 1, 7))
+    assert report.has_lost_end
+    assert report.next_lsn > 10
+    assert [(d.first_lsn, d.offset == d.end) for d in report.damage] == [(max(after_lsn, 6) + 1, True)]
+    walscan.settle(files, report)
+    assert frames_of(files, 2)[-1].lsn == 6
+
+
+def test_the_number_of_gaps_does_not_decide_how_often_the_log_is_read(monkeypatch):
+    files = FaultyFiles()
+    writer = WalWriter(files, next_lsn=1, next_number=1, file_bytes=40_000)
+    write_groups(writer, [[10]] * 3000)
+    numbers = walscan.list_files(files)
+    for number in numbers:
+        data = bytearray(get(files, wal.file_path(number)))
+        for found in frames_of(files, number)[1:-1:2]:
+            data[found.offset] ^= 1
+        put(files, wal.file_path(number), bytes(data))
+    scanned = Mock(side_effect=walscan.scan_file)
+    monkeypatch.setattr(walscan, "scan_file", scanned)
+    lsns, report = read(files)
+    assert len(report.gaps) == 3000 - len(lsns) > 1000
+    assert scanned.call_count == len(numbers) > 2
+    monkeypatch.undo()
+    check_settled(files)
+    assert len(files.list("quarantine")) == len(numbers), "as one stretch for each file"
+
+
 # -- damaged headers
 
 
@@ -338,14 +404,17 @@ def test_a_lost_header_sector_at_the_end_of_the_log_deletes_nothing():
     put(files, wal.file_path(3), spoiled)
     lsns, report = check_settled(files)
     assert lsns == [1, 2, 3, 4, 5, 6]
-    assert report.damage == [Damage(3, 0, len(data), 7, 9)]
+    assert [(d.file, d.offset, d.end, d.first_lsn) for d in report.damage] == [(3, 0, len(data), 7)]
     assert get(files, wal.file_path(3)) == spoiled
     assert get(files, f"quarantine/wal-0000000003-0-{len(data)}.bin") == spoiled
-    writer = WalWriter(files, next_lsn=7, next_number=report.next_number, file_bytes=1024)
+    assert report.has_lost_end
+    assert report.next_lsn > 7 + len(data) // FRAME_BYTES, "no frame that may have been there has its lsn given again"
+    writer = WalWriter(files, next_lsn=report.next_lsn, next_number=report.next_number, file_bytes=1024)
     write_groups(writer, [[40], [50]])
-    lsns, report = check_settled(files)
-    assert lsns == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert report.damage == [], "told once, and the log has gone on since"
+    lsns, second = check_settled(files)
+    assert lsns == [1, 2, 3, 4, 5, 6, report.next_lsn, report.next_lsn + 1]
+    assert not second.has_lost_end
+    assert second.gaps == report.gaps
 
 
 def test_a_lost_header_of_the_only_file_deletes_nothing():

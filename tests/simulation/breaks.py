@@ -10,7 +10,7 @@ import msgspec
 from topics.core import state
 from topics.core.events import Appended, RecordsDeleted, TopicRemoved
 from topics.core.topic import Topic
-from topics.shards import recovery, snapshot
+from topics.shards import losses, recovery, snapshot
 from topics.shards.checkpoint import Checkpoint
 from topics.shards.committer import Committer
 from topics.shards.datafile import PACK
@@ -88,16 +88,16 @@ def replay_that_tears_batches() -> Patches:
 
 
 def recovery_that_reuses_seqs() -> Patches:
-    yield patch.object(recovery, "_find_losses", lambda *args, **options: [])
+    yield patch.object(recovery, "find_losses", lambda *args, **options: [])
 
 
 def recovery_that_keeps_the_epoch() -> Patches:
-    find = recovery._find_losses
+    find = losses.find_losses
 
     def keep(*args: Any, **options: Any) -> Any:
         return [loss for loss in find(*args, **options) if not loss.epoch]
 
-    yield patch.object(recovery, "_find_losses", keep)
+    yield patch.object(recovery, "find_losses", keep)
 
 
 def snapshot_that_forgets_keys() -> Patches:

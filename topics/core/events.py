@@ -6,6 +6,7 @@ msgpack arrays.
 Appended body: topic id u64, epoch u64, ts u64, first_seq u64, n u32, key length u8 (0 or 16), flags u8, blocks u16,
 then the key's digest; with flag 1 the dedup keys: k u32, then k times index of the record u32, digest 16; then the
 blocks' bodies one after another (see blockform.py). Without records there are no blocks: the key alone is remembered.
+Bits 1 to 3 of the flags are the durability class of the topic then (DURABILITIES; 0: not said).
 """
 
 import struct
@@ -24,10 +25,13 @@ from topics.core.keyruns import DEDUP_BYTES, Dedups, NewKeys, pack_dedups, unpac
 from topics.core.ranges import SeqRanges
 from topics.core.residence import Kept
 
-CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH, MARKED = range(1, 11)
+CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH, MARKED, RECOVERED = range(1, 12)
 _APPENDED = struct.Struct("<QQQQIBBH")
 _LENGTH = struct.Struct("<I")
 _DEDUPS = 1  # flag of an append
+_CLASS_SHIFT = 1  # where its durability class stands in the flags
+DURABILITIES = ("", "ephemeral", "memory", "disk", "fsync")  # by the number that stands for them there
+_CLASS_FLAGS = {durability: number << _CLASS_SHIFT for number, durability in enumerate(DURABILITIES)}
 
 
 class BadEvent(ValueError):
@@ -84,7 +88,9 @@ class Encoded:
 
 
 class Appended(msgspec.Struct, frozen=True):
-    """`encoded` is what it is logged as, if that was made ahead."""
+    """`durability` is the class of the topic at that moment: a start whose log is damaged has to know that it did not
+    change there. `encoded` is what it is logged as, if that was made ahead.
+    """
 
     topic_id: int
     epoch: int
@@ -96,6 +102,7 @@ class Appended(msgspec.Struct, frozen=True):
     dedups: Dedups = ()
     prepared: NewKeys | None = None  # instead of them, if they were made ready ahead
     encoded: Encoded | None = None
+    durability: str = ""
 
     @property
     def dedup_count(self) -> int:
@@ -129,7 +136,7 @@ class CeilingReserved(msgspec.Struct, frozen=True):
 
 
 class RangeLost(msgspec.Struct, frozen=True):
-    """Recovery found that [first, last] was acked and is gone. An empty range (first > last) only sets the epoch."""
+    """[first, last] was acked and is gone. An empty range (first > last) only sets the epoch."""
 
     topic_id: int
     first: int
@@ -140,6 +147,18 @@ class RangeLost(msgspec.Struct, frozen=True):
 
 class WentIdle(msgspec.Struct, frozen=True):
     """Everything acked so far is durable, and the next write is gated: a log that ends here has lost nothing."""
+
+
+class Recovered(msgspec.Struct, frozen=True):
+    """All that a start has found to be lost, and the ids that it leaves out since others may still name them.
+
+    One frame, so that a crash keeps all of it or nothing. Behind it the log before it has no more to tell of, however
+    it is damaged, and nothing that was acked is at risk.
+    """
+
+    losses: list[RangeLost]
+    next_topic_id: int
+    next_epoch: int
 
 
 class CreatedAndAppended(msgspec.Struct, frozen=True):
@@ -157,7 +176,7 @@ class Marked(msgspec.Struct, frozen=True):
 
 Event = (
     TopicCreated | TopicUpdated | TopicRemoved | Appended | RecordsDeleted | CeilingReserved | RangeLost | WentIdle
-    | CreatedAndAppended | Marked
+    | CreatedAndAppended | Marked | Recovered
 )  # fmt: skip
 
 
@@ -180,7 +199,9 @@ def encode_event(event: Event) -> tuple[int, list[Part]]:
     if type(event) is CeilingReserved:
         return RESERVED, [_pack([event.topic_id, event.ceiling])]
     if type(event) is RangeLost:
-        return LOST, [_pack([event.topic_id, event.first, event.last, event.reason, event.epoch])]
+        return LOST, [_pack(_loss_fields(event))]
+    if type(event) is Recovered:
+        return RECOVERED, [_pack([list(map(_loss_fields, event.losses)), event.next_topic_id, event.next_epoch])]
     if type(event) is Marked:
         return MARKED, [_pack([msgspec.to_builtins(mark) for mark in event.marks])]
     assert type(event) is WentIdle
@@ -224,6 +245,8 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
         return CeilingReserved(fields[0], fields[1])
     if kind == LOST:
         return RangeLost(*fields[:5])
+    if kind == RECOVERED:
+        return Recovered([RangeLost(*loss[:5]) for loss in fields[0]], fields[1], fields[2])
     if kind == MARKED:
         return Marked([msgspec.convert(mark, Mark) for mark in fields])
     raise BadEvent(f"event kind {kind} is not known")
@@ -233,6 +256,10 @@ def _encoded_ranges(event: RecordsDeleted) -> bytes | None:
     if event.prepared is not None:
         return event.prepared.encoded
     return event.ranges.encode() if event.ranges is not None else None
+
+
+def _loss_fields(event: RangeLost) -> list[Any]:
+    return [event.topic_id, event.first, event.last, event.reason, event.epoch]
 
 
 def _encode_created(event: TopicCreated) -> bytes:
@@ -248,7 +275,7 @@ def _encode_appended(event: Appended) -> list[Part]:
     dedups = event.dedup_count
     head = _APPENDED.pack(
         event.topic_id, event.epoch, event.ts, event.first_seq, event.count, len(event.key),
-        _DEDUPS if dedups else 0, len(event.blocks),
+        _CLASS_FLAGS[event.durability] | (_DEDUPS if dedups else 0), len(event.blocks),
     )  # fmt: skip
     blocks: Sequence[Part]
     if event.encoded is not None:
@@ -280,7 +307,8 @@ def _decode_appended(view: memoryview) -> Appended:
         raise BadEvent("the blocks of an append do not add up")
     if not (blocks or key) or len(key) != key_len:
         raise BadEvent("an append has neither records nor a key, or its key is cut off")
-    return Appended(topic_id, epoch, ts, first_seq, count, key, blocks, dedups)
+    durability = DURABILITIES[flags >> _CLASS_SHIFT & 7]
+    return Appended(topic_id, epoch, ts, first_seq, count, key, blocks, dedups, durability=durability)
 
 
 def _decode_dedups(view: memoryview, at: int, count: int) -> tuple[Dedups, int]:

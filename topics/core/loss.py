@@ -5,8 +5,9 @@ them is `evict_floor - 1`. A hole lies anywhere: a range that a crash, damage on
 Voluntary removal is never entered here, so it can never raise a tombstone.
 """
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 RANGES_MAX = 64
@@ -31,6 +32,9 @@ class Hole(NamedTuple):
     first: int
     last: int
     reason: str
+
+
+_first, _last = attrgetter("first"), attrgetter("last")
 
 
 class Evicted:
@@ -99,7 +103,7 @@ class Holes:
         items = self.items
         if first > last:
             return
-        index = bisect_left(items, first, key=lambda hole: hole.first)
+        index = bisect_left(items, first, key=_first)
         if index and items[index - 1].last + 1 == first and items[index - 1].reason == reason:
             items[index - 1] = Hole(items[index - 1].first, last, reason)
         else:
@@ -107,11 +111,12 @@ class Holes:
 
     def after(self, seq: int) -> Hole | None:
         """The first hole that reaches above `seq`."""
-        index = bisect_left(self.items, seq + 1, key=lambda hole: hole.last)
+        index = bisect_left(self.items, seq + 1, key=_last)
         return self.items[index] if index < len(self.items) else None
 
     def within(self, first: int, last: int) -> list[Hole]:
-        return [hole for hole in self.items if hole.last >= first and hole.first <= last]
+        start = bisect_left(self.items, first, key=_last)
+        return self.items[start : bisect_right(self.items, last, lo=start, key=_first)]
 
 
 def find_gap(evicted: Evicted, holes: Holes, from_seq: int, next_live: int) -> Tombstone | None:

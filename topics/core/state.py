@@ -23,6 +23,7 @@ from topics.core.events import (
     Marked,
     RangeLost,
     RecordsDeleted,
+    Recovered,
     TopicCreated,
     TopicRemoved,
     TopicUpdated,
@@ -183,7 +184,8 @@ def decide_append(
         check_room(topic, len(request.records), sum([block.size for block in blocks]))
     seq, count = topic.next_seq, len(request.records)
     dedups = request.dedups if prepared is None else ()
-    return Appended(topic.id, topic.epoch, ts, seq, count, key, blocks, dedups, prepared, encoded)
+    durability = topic.config.durability
+    return Appended(topic.id, topic.epoch, ts, seq, count, key, blocks, dedups, prepared, encoded, durability)
 
 
 def check_room(topic: Topic, records: int, size: int) -> None:
@@ -231,7 +233,9 @@ def apply(state: ShardState, event: Event, lsn: int) -> Any:
         return _apply_created(state, event, lsn)
     if type(event) is Marked:
         return _apply_marked(state, event, lsn)
-    if isinstance(event, WentIdle | TopicCreated | CreatedAndAppended | Marked):
+    if type(event) is Recovered:
+        return _apply_recovered(state, event, lsn)
+    if isinstance(event, WentIdle | TopicCreated | CreatedAndAppended | Marked | Recovered):
         return None
     topic = state.by_id.get(event.topic_id)
     if topic is not None and type(event) is CeilingReserved:  # outside the topic's order: only ever raises
@@ -381,3 +385,13 @@ def _apply_lost(state: ShardState, topic: Topic, event: RangeLost) -> Topic:
         topic.epoch = event.epoch
         state.next_epoch = max(state.next_epoch, event.epoch + 1)
     return topic
+
+
+def _apply_recovered(state: ShardState, event: Recovered, lsn: int) -> None:
+    for loss in event.losses:
+        topic = state.by_id.get(loss.topic_id)
+        if topic is not None and lsn > topic.applied_lsn:
+            topic.applied_lsn = lsn
+            _apply_lost(state, topic, loss)
+    state.next_topic_id = max(state.next_topic_id, event.next_topic_id)
+    state.next_epoch = max(state.next_epoch, event.next_epoch)

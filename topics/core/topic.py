@@ -456,9 +456,9 @@ class Topic:
         """[first, last] was acked and is gone; the head continues above it if it lay at the end."""
         if first > last:
             return
-        for chunk in self.chunks:
-            if chunk.first_seq <= last and chunk.last_seq >= first:
-                self._kill(chunk, max(0, first - chunk.first_seq), min(len(chunk), last - chunk.first_seq + 1))
+        low = bisect_left(self.chunks, first, key=_last_seq)
+        for chunk in self.chunks[low : bisect_right(self.chunks, last, low, key=attrgetter("first_seq"))]:
+            self._kill(chunk, max(0, first - chunk.first_seq), min(len(chunk), last - chunk.first_seq + 1))
         self._pop_dead_front()
         self.holes.add(first, last, reason)
         self.head_seq = max(self.head_seq, last)

@@ -227,10 +227,6 @@ class Engine:
         """A stored range turned out to be unreadable: from now on readers are told."""
         self.submit(topic, RangeLost(topic.id, first, last, reason, 0), False, done, lambda error: None)
 
-    def record_loss(self, topic: Topic, loss: RangeLost) -> None:
-        """What recovery found missing: in the log and in the state before anybody is served."""
-        self.submit(topic, loss, False, lambda _: None, lambda _: None)
-
     def go_idle(self, again: bool = False) -> None:
         """Note in the log that nothing acked is at risk; the next ungated write waits for its sync."""
         marked = self.log.ends_idle and not again

@@ -14,7 +14,7 @@ import xxhash
 from topics.core.block import BadBlock, Block
 from topics.core.blockform import BlockHead, check_frame, decode_stored, mask_from_flags, stored_text
 from topics.core.chunk import DataFile
-from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, Marked, decode_event
+from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, Marked, Recovered, decode_event
 from topics.core.packing import compression_of
 from topics.ids import SLOTS
 from topics.shards import datafile, slots, snapshot, wal, walscan
@@ -24,7 +24,7 @@ from topics.shards.recovery import REGISTER
 Line = dict[str, Any]
 EVENT_NAMES = (
     "unknown", "topic created", "topic updated", "topic removed", "appended", "deleted", "ceiling reserved",
-    "range lost", "went idle", "created and appended", "copies marked",
+    "range lost", "went idle", "created and appended", "copies marked", "recovered",
 )  # fmt: skip
 HEADER_BYTES = 64  # of every format that has a magic
 
@@ -101,8 +101,13 @@ def _event_fields(event: Event) -> Line:
         return _event_fields(event.created) | _event_fields(event.appended)
     fields = {name: getattr(event, name) for name in event.__struct_fields__}
     if isinstance(event, Appended):
-        sizes = {"n": event.count, "blocks": len(event.blocks), "text_bytes": sum(len(b.text) for b in event.blocks)}
+        sizes: Line = {
+            "n": event.count,
+            "blocks": len(event.blocks),
+            "text_bytes": sum(len(b.text) for b in event.blocks),
+        }
         shown = {name: fields[name] for name in ("topic_id", "epoch", "ts", "first_seq")}
+        sizes |= {"durability": event.durability} if event.durability else {}
         keys = {"key": event.key.hex()} if event.key else {}
         return shown | sizes | keys | ({"dedup_keys": event.dedup_count} if event.dedup_count else {})
     if "ranges" in fields and fields["ranges"] is not None:
@@ -111,6 +116,8 @@ def _event_fields(event: Event) -> Line:
         fields["durability"] = fields.pop("config").durability
     if isinstance(event, Marked):
         return {"marks": [msgspec.to_builtins(mark) for mark in event.marks]}
+    if isinstance(event, Recovered):
+        fields["losses"] = [msgspec.to_builtins(loss) for loss in event.losses]
     hidden = ("kept", "prepared")
     return {name: value for name, value in fields.items() if name not in hidden and value is not None}
 

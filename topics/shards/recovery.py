@@ -7,26 +7,26 @@ recovery leads to the same recovery again.
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from itertools import islice
 
 from topics import limits
 from topics.clock import Clock
-from topics.core import derivation, lifetimes
+from topics.core import lifetimes
 from topics.core.bits import span
 from topics.core.chunk import Chunk, DataFile
 from topics.core.events import (
     IDLE,
-    Appended,
+    RECOVERED,
     CreatedAndAppended,
     Event,
     Marked,
     RangeLost,
-    TopicCreated,
-    TopicUpdated,
+    Recovered,
     WentIdle,
     decode_event,
 )
-from topics.core.loss import CORRUPT, CRASH
+from topics.core.loss import CORRUPT
 from topics.core.ranges import SeqRanges
 from topics.core.state import ShardState, apply
 from topics.core.topic import Topic
@@ -34,7 +34,8 @@ from topics.limits import Limits
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.cold import ColdTier, read_cold_index
 from topics.shards.engine import Engine
-from topics.shards.files import Files, Register, boot_mark
+from topics.shards.files import Files, boot_mark
+from topics.shards.losses import Known, find_losses
 from topics.shards.slots import UsedSlots
 from topics.shards.snapshot import SnapshotState
 from topics.shards.store import Store
@@ -43,8 +44,7 @@ from topics.shards.wal import WalWriter
 log = logging.getLogger(__name__)
 REGISTER = "heads.reg"
 REGISTER_SPARE = 1024
-# Where such a frame stands, the head of its topic is known: what is missing in front of it is a gap in the seqs.
-TELLS_HEAD = (Appended, CreatedAndAppended, RangeLost, TopicCreated, TopicUpdated)
+RANGES_LOGGED_MAX = 20  # damaged ranges that a start tells of one by one
 
 Progress = Callable[[float], None]
 
@@ -73,31 +73,32 @@ def recover(
         topic.spent = [] if keep_spent else None
     unreadable = _load_chunks(files, snap, state, unflipped, cold)
     progress(0.2)
-    report = walscan.WalReport(snap.commit.cut_lsn)
+    vouched = max((topic.applied_lsn for topic in state.by_id.values()), default=0)
+    report = walscan.WalReport(snap.commit.cut_lsn, vouched)
     touched = _lose_unreadable(state, unreadable)
-    heads = {topic.id: topic.applied_lsn for topic in state.by_id.values()}
-    _replay(files, state, report, heads, touched, lambda done, total: progress(0.2 + 0.8 * done / total))
+    known = Known(state)
+    _replay(files, state, report, known, touched, lambda done, total: progress(0.2 + 0.8 * done / total))
     walscan.settle(files, report)
-    _pass_over_ids(state, report)
+    known.pass_over_ids(state)
     snapshot_log = snapshot.SnapshotLog(files, snap)
     _remove_litter(files, snap)
 
     register = files.map_register(REGISTER, state.next_cell + REGISTER_SPARE)
     state.boot = boot_mark(files)
     trusted = register.get(0) == state.boot
-    marked = report.last_kind == IDLE or report.last_lsn == snap.commit.idle_lsn
+    marked = report.last_kind in (IDLE, RECOVERED) or report.last_lsn == snap.commit.idle_lsn
     idle = marked and not report.has_lost_end
-    missing = _count_missing(report, heads, bounds.batch_records)
-    frames = _frames_in(_gaps(report))
-    losses = list(_find_losses(state, register, missing, trusted=trusted, idle=idle, damaged_frames=frames))
+    losses = list(find_losses(state, register, known, trusted=trusted, idle=idle))
     used = UsedSlots(files)
-    writer = WalWriter(files, next_lsn=report.last_lsn + 1, next_number=report.next_number, file_bytes=wal_file_bytes)
-    engine = Engine(state, register, clock, next_lsn=report.last_lsn + 1, used_slots=used.all(), idle=idle, wake=wake)
+    next_lsn = report.next_lsn
+    writer = WalWriter(files, next_lsn=next_lsn, next_number=report.next_number, file_bytes=wal_file_bytes)
+    engine = Engine(state, register, clock, next_lsn=next_lsn, used_slots=used.all(), idle=idle, wake=wake)
     store = Store(
         files, engine, writer, used, snapshot_log, snap.files.values(),
         snap.commit.next_file_id, report.files, bounds, cold,
     )  # fmt: skip
-    _finish(store, snap, touched, losses)
+    found = Recovered(losses, state.next_topic_id, state.next_epoch) if losses or known.is_damaged else None
+    _finish(store, snap, touched, found)
     store.damaged_ranges = len(report.damage)
     _report(report, losses)
     progress(1.0)
@@ -302,21 +303,19 @@ def _replay(
     files: Files,
     state: ShardState,
     report: walscan.WalReport,
-    heads: dict[int, int],
+    known: Known,
     touched: set[int],
     progress: Callable[[int, int], None],
 ) -> None:
-    """Apply every frame that stands. Note the ids of the topics they touch, and in `heads` the lsn of the last frame
-    that tells where the head of a topic was."""
+    """Apply every frame that stands. Note the ids of the topics they touch, and what they tell about them."""
     state.replaying = True
     for found in walscan.read_log(files, report, progress):
-        state.damaged = bool(report.damage)
+        state.damaged = bool(report.gaps)
         event = decode_event(found.kind, found.body)
         apply(state, event, found.lsn)
-        for topic_id in _topics_of(event):
-            touched.add(topic_id)
-            if type(event) in TELLS_HEAD:
-                heads[topic_id] = max(heads.get(topic_id, 0), found.lsn)
+        known.learn(state, event, found.lsn)
+        touched.update(_topics_of(event))
+    known.gaps_in(report)
     state.replaying = False
     for topic in state.by_id.values():
         topic.published = True
@@ -324,98 +323,23 @@ def _replay(
             pass
 
 
-def _topics_of(event: Event) -> tuple[int, ...]:
+def _topics_of(event: Event) -> list[int]:
     if type(event) is CreatedAndAppended:
-        return (event.created.topic_id,)
+        return [event.created.topic_id]
     if type(event) is Marked:
-        return tuple(mark.topic_id for mark in event.marks)
-    assert type(event) is not CreatedAndAppended
-    return () if type(event) is WentIdle else (event.topic_id,)  # type: ignore[union-attr]
-
-
-def _pass_over_ids(state: ShardState, report: walscan.WalReport) -> None:
-    """A damaged frame may have made a topic, whose id and epoch others still name."""
-    damaged_frames = _frames_in(_gaps(report))
-    state.next_topic_id += damaged_frames
-    state.next_epoch += damaged_frames
-
-
-def _gaps(report: walscan.WalReport) -> set[tuple[int, int]]:
-    """The first and last lsn of each run of damaged frames: one may be in several places."""
-    return {(damage.first_lsn, damage.last_lsn) for damage in report.damage}
-
-
-def _frames_in(gaps: Iterable[tuple[int, int]]) -> int:
-    return sum(last - first + 1 for first, last in gaps)
-
-
-def _count_missing(report: walscan.WalReport, heads: dict[int, int], in_frame: int) -> Callable[[Topic], int]:
-    """How many records of a topic there may have been in damaged frames, behind all that tells where its head was."""
-    gaps = _gaps(report)
-    return lambda topic: in_frame * _frames_in(gap for gap in gaps if gap[0] > heads.get(topic.id, 0))
-
-
-def _find_losses(
-    state: ShardState,
-    register: Register,
-    missing: Callable[[Topic], int],
-    *,
-    trusted: bool,
-    idle: bool,
-    damaged_frames: int,
-) -> "list[RangeLost]":
-    """What was acked and did not come back.
-
-    The register tells exactly, unless the machine went down; then an open ceiling is all there is to go by, and a
-    log that ends with an idle mark is known to be complete, but for what is damaged. An `fsync` topic has no ceiling:
-    what damage can have taken from it at most is known by the number of frames. Any of them may also have raised the
-    ceiling of a `disk` topic.
-    """
-    losses = []
-    for topic in state.by_id.values():
-        reason = CORRUPT if damaged_frames else CRASH
-        known = register.get(topic.cell) if trusted and topic.cell < register.capacity() else 0
-        durability = topic.config.durability
-        last = known
-        if not trusted and durability == "disk" and (not idle or missing(topic)):
-            last = topic.ceiling + damaged_frames * limits.CEILING_AHEAD
-        else:
-            derivation.doubt(topic, state.boot)
-        if not trusted and durability == "fsync" and topic.derived is None:
-            last = topic.head_seq + missing(topic)
-        fresh_epoch = 0
-        if not trusted and durability in ("memory", "ephemeral"):  # the head may have gone back
-            fresh_epoch = state.next_epoch
-            state.next_epoch += 1
-        first = topic.head_seq + 1
-        if durability == "ephemeral":  # its deletes were not logged, so nothing of what came back can stand
-            first, reason = _first_untold(topic), CRASH
-        last = max(last, topic.head_seq)
-        if topic.derived is not None and durability != "ephemeral":  # these were copies, perhaps: the source tells
-            derivation.miss(topic, last)
-            first = last + 1
-        elif topic.derived is not None:
-            topic.derived.filled(last)  # none of them come back
-        if first <= last or fresh_epoch:
-            losses.append(RangeLost(topic.id, first, last, reason, fresh_epoch))
-    return losses
-
-
-def _first_untold(topic: Topic) -> int:
-    """The first seq that is live, or gone without a reason that readers are told; head_seq + 1 if there is none."""
-    at = _floor(topic)
-    while (hole := topic.holes.after(at - 1)) is not None and hole.first <= at:
-        at = hole.last + 1
-    return min(at, topic.earliest_seq)
+        return [mark.topic_id for mark in event.marks]
+    if type(event) is Recovered:
+        return [loss.topic_id for loss in event.losses]
+    return [] if type(event) is WentIdle else [event.topic_id]  # type: ignore[union-attr]
 
 
 # --- getting ready ------------------------------------------------------------------------------------------------
 
 
-def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[RangeLost]) -> None:
-    """Log the losses, bring the register up to date, and note what the next checkpoint has to store."""
+def _finish(store: Store, snap: SnapshotState, touched: set[int], found: Recovered | None) -> None:
+    """Log what was found to be lost, bring the register up to date, and note what the next checkpoint has to store."""
     engine, state = store.engine, store.engine.state
-    for topic_id in touched | {loss.topic_id for loss in losses}:
+    for topic_id in touched:
         topic = state.by_id.get(topic_id)
         if topic is not None:
             topic.dirty = True
@@ -425,17 +349,25 @@ def _finish(store: Store, snap: SnapshotState, touched: set[int], losses: list[R
         if (topic.flips or (topic.derived is not None and topic.derived.missing)) and not topic.dirty:
             topic.dirty = True
             engine.dirty.add(topic)
-    for loss in losses:
-        engine.record_loss(state.by_id[loss.topic_id], loss)
-    store.commit_all()
-    if losses:  # and nothing is at risk again: the next power loss must not be told as one that took something
-        engine.go_idle()
+    if found is not None:
+        _tell(engine, found)
         store.commit_all()
     used = {topic.cell for topic in state.by_id.values()}
     state.free_cells = [cell for cell in range(1, state.next_cell) if cell not in used]
     for topic in state.by_id.values():
         engine.register.set(topic.cell, topic.head_seq)
     engine.register.set(0, state.boot)  # last: a mark over stale cells would make them believed
+
+
+def _tell(engine: Engine, found: Recovered) -> None:
+    """Enter it in the log and in the state. It is an idle mark as well: the next power loss must not be told as one
+    that took something."""
+    by_id = engine.state.by_id
+    before = [(topic, topic.count, topic.bytes) for topic in (by_id[loss.topic_id] for loss in found.losses)]
+    engine.log.idle_lsn = engine.log.put(found)
+    apply(engine.state, found, engine.log.idle_lsn)
+    for topic, records, size in before:
+        engine.note_change(topic, records, size)
 
 
 def _remove_litter(files: Files, snap: SnapshotState) -> None:
@@ -455,11 +387,17 @@ def _remove_litter(files: Files, snap: SnapshotState) -> None:
 
 
 def _report(report: walscan.WalReport, losses: list[RangeLost]) -> None:
-    for damage in report.damage:
+    for damage in islice(report.damage, RANGES_LOGGED_MAX):
+        frames = f"frames {damage.first_lsn} to {damage.last_lsn}"
+        if damage.offset == damage.end:
+            log.error("log file %d or its end is missing (%s)", damage.file, frames)
+            continue
         log.error(
-            "log file %d is damaged between bytes %d and %d (frames %d to %d); the bytes are kept in quarantine",
-            damage.file, damage.offset, damage.end, damage.first_lsn, damage.last_lsn,
+            "log file %d is damaged between bytes %d and %d (%s); the bytes are kept in quarantine",
+            damage.file, damage.offset, damage.end, frames,
         )  # fmt: skip
+    if len(report.damage) > RANGES_LOGGED_MAX:
+        log.error("and %d more damaged ranges", len(report.damage) - RANGES_LOGGED_MAX)
     lost = [loss for loss in losses if loss.first <= loss.last]
     if lost:
-        log.warning("%d topics lost acked records that were not synced yet; their readers get a tombstone", len(lost))
+        log.warning("%d topics may have lost acked records; their readers get a tombstone", len(lost))

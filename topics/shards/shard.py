@@ -8,6 +8,7 @@ failed log ends it.
 
 import gc
 import logging
+import math
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -358,12 +359,15 @@ class Shard:
     async def _checkpoint_when_due(self) -> None:
         assert self.store is not None
         engine = self.store.engine
-        last = trio.current_time()
+        is_damaged = (
+            self.store.damaged_ranges > 0
+        )  # such a log is covered at once: more damage could take what was told
+        last = -math.inf if is_damaged else trio.current_time()
         while True:
             await trio.sleep(CHECKPOINT_CHECK_S)
-            aged = trio.current_time() - last >= limits.CHECKPOINT_INTERVAL_MS / 1000 and engine.dirty
+            aged = trio.current_time() - last >= limits.CHECKPOINT_INTERVAL_MS / 1000 and (engine.dirty or is_damaged)
             if engine.log.bytes_since_checkpoint >= limits.CHECKPOINT_WAL_BYTES or aged:
-                await self.checkpoint()
+                is_damaged = not await self.checkpoint() and is_damaged
                 last = trio.current_time()
 
     async def _watch_space(self) -> None:

@@ -19,6 +19,7 @@ from topics.core.events import (
     Event,
     Marked,
     RangeLost,
+    Recovered,
     TopicCreated,
     TopicRemoved,
     TopicUpdated,
@@ -147,13 +148,13 @@ class LogCheck:
         if self._unread:
             return
         vouched = max((topic.applied_lsn for topic in self._topics.values()), default=0)
-        report = walscan.WalReport(self._cut_lsn)
+        report = walscan.WalReport(self._cut_lsn, vouched)
         for found in walscan.read_log(self._files, report):
             yield from self._event(found)
         for damage in report.damage:
             if damage.file not in self._told or damage.end == damage.offset:
-                yield self._damage(damage)
-        yield from self._end(report, vouched)
+                yield self._damage(damage, report.last_lsn)
+        yield from self._torn(report)
 
     def _event(self, found: Found) -> Iterator[Finding]:
         try:
@@ -164,8 +165,13 @@ class LogCheck:
                 "No start gets past it. Use the version of topics that wrote it, or restore this shard from a backup.",
             )  # fmt: skip
 
-    def _damage(self, damage: walscan.Damage) -> Finding:
+    def _damage(self, damage: walscan.Damage, last_lsn: int) -> Finding:
         path, frames = wal.file_path(damage.file), _frames(damage.first_lsn, damage.last_lsn)
+        if damage.first_lsn > last_lsn:
+            frames = f"frame {damage.first_lsn} and what follows"
+        if damage.end == damage.offset and damage.first_lsn > last_lsn:
+            what = f"the newest log file or its end is gone: it ends with frame {last_lsn}, and had been synced further"
+            return Finding(MISSING, path, None, None, what, TELLS)
         if damage.end == damage.offset:
             there = damage.file in {facts.number for facts in self._facts}
             what = (
@@ -175,29 +181,17 @@ class LogCheck:
         what = f"bad bytes in the place of {frames}, which had been synced"
         return Finding(CORRUPT, path, damage.offset, damage.end, what, TELLS)
 
-    def _end(self, report: walscan.WalReport, vouched: int) -> Iterator[Finding]:
-        """How the log ends: as it was written, torn, or short of what somebody vouches for."""
-        reached = max((facts.last_lsn or (facts.first_lsn or 1) - 1 for facts in self._facts), default=0)
-        if reached < self._cut_lsn and not self._told:
-            path = wal.file_path(self._facts[-1].number + 1 if self._facts else 1)
-            what = (
-                f"the newest log file is gone: a checkpoint knows of frame {self._cut_lsn}, the log only of {reached}"
-            )
-            yield Finding(MISSING, path, None, None, what, TELLS)
-        if not self._facts:
+    def _torn(self, report: walscan.WalReport) -> Iterator[Finding]:
+        """How a log ends that has lost nothing: as it was written, or torn."""
+        if report.cut is None:
             return
         last, newest = report.last_lsn, self._facts[-1]
-        number, offset = report.cut or (newest.number, newest.end)
-        path = wal.file_path(number)
-        if newest.first_lsn is not None and not newest.last_lsn:
-            vouched = max(vouched, newest.first_lsn - 1)
+        number, offset = report.cut
         dropped = sum(facts.last_lsn > last for facts in self._facts)
-        if last < vouched and newest.number not in self._told:
-            what = f"the log ends with frame {last}, but had been synced up to frame {vouched}"
-            yield Finding(CORRUPT, path, offset, None, what, TELLS)
-        elif dropped or (newest.tail and newest.number == number):
+        if dropped or (newest.tail and newest.number == number):
             yield Finding(
-                TORN, path, offset, None, f"the log was cut off behind frame {last}, in the middle of a write",
+                TORN, wal.file_path(number), offset, None,
+                f"the log was cut off behind frame {last}, in the middle of a write",
                 "Usual after a crash: nothing that was known to be durable is in it. The next start cuts it off.",
             )  # fmt: skip
 
@@ -218,6 +212,10 @@ class LogCheck:
                 if (marked := self._topics.get(mark.topic_id)) is not None and lsn > marked.applied_lsn:
                     marked.head_seq = max(marked.head_seq, mark.dest_seq)
                     marked.derived = mark.generation > 0
+            return
+        if isinstance(event, Recovered):
+            for loss in event.losses:
+                self._learn(loss, lsn)
             return
         known = self._topics.get(event.topic_id) if not isinstance(event, WentIdle) else None
         if known is None or lsn <= known.applied_lsn:

@@ -4,16 +4,20 @@ The rules, in the order they are applied to the frames of all files:
 
 - frames that the snapshot covers are passed over, whatever state they are in;
 - a frame with the expected lsn stands;
-- a gap (bad bytes, a missing file) that some later good frame calls synced is damage: the bytes go to quarantine, the
-  later frames stand, and replay is told so that readers get a tombstone;
+- a gap (bad bytes, a missing file) is damage if something says that what was there had been synced: a later file (one
+  is begun only when all before it is), a good frame, or the snapshot. The bytes go to quarantine, the later frames
+  stand, and replay is told so that readers get a tombstone;
 - any other gap is a torn tail: nothing after it was ever synced, so the log is cut there;
 - a file whose header is unreadable was synced all the same (see wal.py). Its frames still check if the seed is whole;
-  else it is damage, also at the end of the log, and the file is left as it is.
+  else it is damage, and the file is left as it is. At the end of the log nothing says then how much there was: the log
+  goes on behind all that there may have been (`Gap.room`).
 """
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator
-from itertools import pairwise
+from itertools import groupby, islice, pairwise
+from operator import attrgetter, itemgetter
 from typing import NamedTuple
 
 import xxhash
@@ -25,6 +29,7 @@ from topics.shards.files import Files
 QUARANTINE = "quarantine"
 _FILE_NAME = re.compile(r"([0-9]{10})\.wal")
 _ANY_LSN = range(1 << 64)
+_NO_OFFSET = 1 << 63  # behind all that a file can have
 
 
 class Found(NamedTuple):
@@ -54,17 +59,35 @@ class Damage(NamedTuple):
     last_lsn: int
 
 
-class WalReport:
-    """What reading the log found out; filled while `read_log` is consumed."""
+class Gap(NamedTuple):
+    """Frames [first_lsn, last_lsn] were synced and are not there; `room` is how many bytes they had at most."""
 
-    def __init__(self, after_lsn: int) -> None:
+    first_lsn: int
+    last_lsn: int
+    room: int
+
+
+class WalReport:
+    """What reading the log found out; filled while `read_log` is consumed.
+
+    `vouched` is the lsn up to which the snapshot knows the log to have been synced.
+    """
+
+    def __init__(self, after_lsn: int, vouched: int = 0) -> None:
+        self.vouched = vouched
         self.last_lsn = after_lsn
         self.last_kind = 0  # of the frame with that lsn, if the log still has it
-        self.has_lost_end = False  # it ends in files that cannot be read: who knows what there was
+        self.next_lsn = after_lsn + 1
         self.next_number = 1
-        self.damage: list[Damage] = []
+        self.gaps: list[Gap] = []  # ascending
+        self.damage: list[Damage] = []  # where they are: one gap may be in several places
         self.cut: tuple[int, int] | None = None  # (file, offset): nothing from here on stands
         self.files: list[tuple[int, int]] = []  # (number, last lsn up to and including this file)
+
+    @property
+    def has_lost_end(self) -> bool:
+        """It ends with a gap."""
+        return self.next_lsn > self.last_lsn + 1
 
 
 def list_files(files: Files) -> list[int]:
@@ -108,6 +131,10 @@ def _scan_headless(data: bytes) -> Scan:
     frames, bad = _scan_frames(data, seed, _ANY_LSN)
     if frames:
         return Scan(frames, [(0, wal.HEADER_BYTES), *bad], False)
+    if any(data[: wal.HEADER_BYTES]) and not any(data[wal.HEADER_BYTES : wal.HEADER_BYTES + wal.FRAME_BYTES]):
+        return Scan(
+            [], [], len(data) < wal.HEADER_BYTES
+        )  # what is left of the header's sector says: no frame ever came
     return Scan([], [(0, len(data))] if data.strip(b"\0") else [], True)
 
 
@@ -159,17 +186,6 @@ def _magics(data: bytes, at: int) -> Iterator[int]:
         at += 1
 
 
-def _claimed_lsn(data: bytes, expected: int) -> int:
-    """The highest lsn that looks like a frame of this file, unchecked; below `expected` if nothing was written."""
-    plausible = range(expected, expected + len(data) // wal.FRAME_BYTES)
-    best = expected - 1
-    for at in _magics(data, 0):
-        if at + wal.FRAME_BYTES <= len(data):
-            lsn, _, _ = wal.FRAME_REST.unpack_from(data, at + 16)
-            best = max(best, lsn) if lsn in plausible else best
-    return best
-
-
 # --- the whole log ------------------------------------------------------------------------------------------------
 
 
@@ -180,64 +196,118 @@ def read_log(
 
     Reading changes nothing on disk; `settle` does, once everything has been applied.
     """
-    numbers = list_files(files)
-    report.next_number = numbers[-1] + 1 if numbers else 1
-    after_lsn = report.last_lsn
-    expected = after_lsn + 1
-    ended = (numbers[0], wal.HEADER_BYTES) if numbers else (0, 0)  # where the last good frame ended
-    unreadable: list[Damage] = []  # whole files since then
-    for index, number in enumerate(numbers):
-        data = load(files, number)
-        scan = scan_file(data)
-        if scan.unreadable:
-            report.has_lost_end = True
-            if (claimed := _claimed_lsn(data, expected)) >= expected:
-                unreadable.append(Damage(number, 0, len(data), expected, claimed))
-        for at, found in enumerate(scan.frames):
-            if found.lsn > expected:
-                if _synced_from(files, scan.frames[at:], numbers[index + 1 :]) < expected:
-                    report.cut = ended
-                    report.files += [(later, expected - 1) for later in numbers[index:]]
+    return _Reading(files, report).frames(progress)
+
+
+class _Reading:
+    def __init__(self, files: Files, report: WalReport) -> None:
+        self._files = files
+        self._report = report
+        self._numbers = list_files(files)
+        self._after_lsn = report.last_lsn
+        self._expected = report.last_lsn + 1
+        self._ended = (self._numbers[0], wal.HEADER_BYTES) if self._numbers else (0, 0)  # the last good frame
+        self._bad: dict[int, list[tuple[int, int]]] = {}  # of the files from there on
+        self._begun = 0  # the lsn with which the newest file that tells it begins
+        self._newest = 0  # the highest lsn seen
+        self._is_unreadable = False  # the newest file, and so it does not tell how the log ended
+        self._stated: int | None = None  # how far the log was synced, as its newest file tells
+
+    def frames(self, progress: Callable[[int, int], None]) -> Iterator[Found]:
+        report, numbers = self._report, self._numbers
+        report.next_number = numbers[-1] + 1 if numbers else 1
+        for index, number in enumerate(numbers):
+            data = load(self._files, number)
+            scan = scan_file(data)
+            self._note(number, data, scan)
+            for found in scan.frames:
+                if found.lsn > self._expected and self._is_torn(number, scan.frames):
+                    report.cut = self._ended
+                    report.files.append((number, report.last_lsn))
+                    report.next_lsn = self._expected
                     return
-                report.damage += _damage(files, numbers, ended, (number, found.offset), expected, found.lsn - 1)
-            if found.lsn >= expected:
-                expected = found.lsn + 1
-                report.last_lsn = found.lsn
-                yield found
-            elif found.lsn > after_lsn:
-                continue
-            ended = (number, found.end)
-            if found.lsn == report.last_lsn:  # not one of a file that a checkpoint's sweep left, and later ones not
-                report.last_kind = found.kind
-            unreadable.clear()
-            report.has_lost_end = False
-        report.files.append((number, expected - 1))
-        progress(index + 1, len(numbers))
-    report.damage += unreadable
-    report.cut = ended if ended[0] else None
+                if self._take(number, found):
+                    yield found
+            report.files.append((number, self._expected - 1))
+            progress(index + 1, len(numbers))
+        self._end()
 
+    def _note(self, number: int, data: bytes, scan: Scan) -> None:
+        """What a file says as a whole."""
+        self._bad = {other: bad for other, bad in self._bad.items() if other >= self._ended[0]}
+        self._bad[number] = scan.bad
+        header = wal.decode_file_header(data)
+        if header is not None:
+            self._begun = header[1]
+            self._newest = max(self._newest, header[1] - 1)
+        if header is not None or scan.frames or scan.unreadable:  # else there is nothing in it that could tell
+            self._is_unreadable = scan.unreadable
 
-def _synced_from(files: Files, frames: list[Found], later: list[int]) -> int:
-    """The furthest `synced` that these frames and those of the later files state."""
-    best = max((found.synced for found in frames), default=0)
-    for number in later:
-        best = max(best, max((found.synced for found in scan_file(load(files, number)).frames), default=0))
-    return best
+    def _take(self, number: int, found: Found) -> bool:
+        """Whether the frame is one that stands and was not there before."""
+        report = self._report
+        is_new = found.lsn >= self._expected
+        self._newest = max(self._newest, found.lsn)
+        if found.lsn > self._expected:
+            self._lose(self._expected, found.lsn - 1, (number, found.offset))
+        if is_new:
+            self._expected = report.next_lsn = found.lsn + 1
+            report.last_lsn = found.lsn
+        elif found.lsn > self._after_lsn:
+            return False
+        self._ended = (number, found.end)
+        if found.lsn == report.last_lsn:  # not one of a file that a checkpoint's sweep left, and later ones not
+            report.last_kind = found.kind
+        return is_new
 
+    def _is_torn(self, number: int, frames: list[Found]) -> bool:
+        """Whether the gap in front of one of a file's frames is where the log was torn: in the newest file, unless
+        something says that it was synced. Frames before the gap cannot."""
+        if number != self._numbers[-1]:
+            return False
+        if self._stated is None:
+            stated = max(found.synced for found in frames)
+            self._stated = max(stated, self._begun - 1, self._report.vouched)
+        return self._stated < self._expected
 
-def _damage(
-    files: Files, numbers: list[int], start: tuple[int, int], end: tuple[int, int], first_lsn: int, last_lsn: int
-) -> list[Damage]:
-    """The damaged byte ranges between two good frames, and one without bytes where files are missing."""
-    between = [number for number in numbers if start[0] <= number <= end[0]]
-    ranges = [
-        Damage(number, low, high, first_lsn, last_lsn)
-        for number in between
-        for low, high in scan_file(load(files, number)).bad
-        if start < (number, high) and (number, low) < end
-    ]
-    ranges += [Damage(one + 1, 0, 0, first_lsn, last_lsn) for one, other in pairwise(between) if one + 1 < other]
-    return ranges or [Damage(end[0], 0, 0, first_lsn, last_lsn)]
+    def _end(self) -> None:
+        """All files are read: what was synced and did not come, at the end of the log?"""
+        report = self._report
+        known = max(self._after_lsn, report.vouched)
+        if self._is_unreadable or self._newest < known:
+            most = self._expected + limits.UNSTORED_BYTES_MAX // wal.FRAME_BYTES
+            self._lose(self._expected, max(known, self._newest, most))
+        elif self._begun > self._expected:
+            self._lose(self._expected, self._begun - 1)
+        else:
+            report.cut = self._ended if self._ended[0] else None
+
+    def _lose(self, first_lsn: int, last_lsn: int, until: tuple[int, int] | None = None) -> None:
+        """A gap, from where the last good frame ended to a place in the log, or to its end."""
+        report, start = self._report, self._ended
+        end = until or (report.next_number - 1, _NO_OFFSET)
+        is_inside = start[0] == until[0] if until else False
+        if until and start[1] == wal.HEADER_BYTES:
+            is_inside = is_inside and 0 < self._begun <= first_lsn
+        # Where a file ends in it, nobody knows how much that file had: all that no checkpoint has stored bounds it.
+        room = end[1] - start[1] if is_inside else limits.UNSTORED_BYTES_MAX
+        report.gaps.append(Gap(first_lsn, last_lsn, room))
+        report.damage += [Damage(*place, first_lsn, last_lsn) for place in self._places(start, end)]
+        report.next_lsn = last_lsn + 1
+
+    def _places(self, start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int, int]]:
+        """The damaged byte ranges between two places, and one without bytes where files are missing."""
+        between = [number for number in self._numbers if start[0] <= number <= end[0]]
+        places = []
+        for number in between:
+            bad = self._bad.get(number, [])
+            at = bisect_right(bad, start[1], key=itemgetter(1)) if number == start[0] else 0
+            for low, high in islice(bad, at, None):
+                if (number, low) >= end:
+                    break
+                places.append((number, low, high))
+        places += [(one + 1, 0, 0) for one, other in pairwise(between) if one + 1 < other]
+        return places or [(max(end[0], 1), 0, 0)]
 
 
 # --- making it permanent ------------------------------------------------------------------------------------------
@@ -248,8 +318,8 @@ def settle(files: Files, report: WalReport) -> None:
     if report.damage:
         files.make_dir(QUARANTINE)
         files.sync_dir(".")
-        for damage in report.damage:
-            _quarantine(files, damage)
+        for stretch in _stretches(report.damage):
+            _quarantine(files, *stretch)
         files.sync_dir(QUARANTINE)
     if report.cut is not None:
         number, offset = report.cut
@@ -257,11 +327,20 @@ def settle(files: Files, report: WalReport) -> None:
             _cut_file(files, later, offset if later == number else wal.HEADER_BYTES)
 
 
+def _stretches(damage: list[Damage]) -> Iterator[tuple[int, int, int]]:
+    """What to set aside: each damaged range, or all of a file from the first to the last if there are very many."""
+    for number, found in groupby(damage, attrgetter("file")):
+        ranges = [(one.offset, one.end) for one in found if one.end > one.offset]
+        if len(ranges) > limits.QUARANTINE_COPIES_MAX:
+            ranges = [(ranges[0][0], ranges[-1][1])]
+        yield from ((number, low, high) for low, high in ranges)
+
+
 def _cut_file(files: Files, number: int, offset: int) -> None:
     file = files.open(wal.file_path(number))
     try:
         header = wal.decode_file_header(file.read_at(0, wal.HEADER_BYTES))
-        if header is None and scan_file(load(files, number)).unreadable:
+        if header is None and not scan_file(load(files, number)).frames:
             return  # nothing is ever deleted because a checksum failed
         if file.size() > offset:
             file.truncate(offset)
@@ -272,13 +351,13 @@ def _cut_file(files: Files, number: int, offset: int) -> None:
         file.close()
 
 
-def _quarantine(files: Files, damage: Damage) -> None:
-    path = f"{QUARANTINE}/wal-{damage.file:010d}-{damage.offset}-{damage.end}.bin"
-    if files.exists(path) or damage.end == damage.offset:
+def _quarantine(files: Files, number: int, offset: int, end: int) -> None:
+    path = f"{QUARANTINE}/wal-{number:010d}-{offset}-{end}.bin"
+    if files.exists(path):
         return
-    source = files.open(wal.file_path(damage.file))
+    source = files.open(wal.file_path(number))
     try:
-        data = source.read_at(damage.offset, damage.end - damage.offset)
+        data = source.read_at(offset, end - offset)
     finally:
         source.close()
     tmp = path + ".tmp"
