@@ -80,6 +80,10 @@ class Steps(trio.abc.Instrument):
     def after_task_step(self, task: trio.lowlevel.Task) -> None:
         self._passed(task.name, task)
 
+    def task_exited(self, task: trio.lowlevel.Task) -> None:
+        if task.parent_nursery is None:  # the last: the loop takes itself apart, and a signal would meet half of it
+            self.is_idle = True
+
     def before_io_wait(self, timeout: float) -> None:  # called before that of `Turns`, which came later
         self._passed("the loop itself", None)
         self.is_idle = True
