@@ -16,7 +16,7 @@ from topics.core.bits import span
 from topics.core.chunk import Chunk
 from topics.core.config import TopicConfig
 from topics.core.deletion import strikes_in
-from topics.core.loss import CRASH
+from topics.core.loss import CORRUPT, CRASH
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 
@@ -143,6 +143,20 @@ def restore(topic: Topic, kept: Kept) -> None:
     topic.strike(strikes_in(topic.chunks, gone), gone)
     if kept.resident_last:
         topic.lose(kept.resident_first, kept.resident_last, CRASH)
+
+
+def first_untold(topic: Topic) -> int:
+    """The first seq that is live, or gone without a reason that readers are told; head_seq + 1 if there is none."""
+    at = max(topic.evicted.floor, topic.delete_below)
+    while (hole := topic.holes.after(at - 1)) is not None and hole.first <= at:
+        at = hole.last + 1
+    return min(at, topic.earliest_seq)
+
+
+def forget(topic: Topic, last: int) -> None:
+    """In a replay: such a time ended behind `last`, and what was left of the topic then is not known."""
+    topic.lose(first_untold(topic), last, CORRUPT)
+    topic.resident_from = 0
 
 
 def _complement(live: SeqRanges, floor: int, head_seq: int) -> SeqRanges:
