@@ -51,6 +51,7 @@ def is_resident(topic: Topic) -> bool:
 
 def begin(topic: Topic) -> None:
     topic.resident_from = topic.head_seq + 1
+    topic.stored_live = None
     topic.close_tags()
     if topic.chunks:
         topic.chunks[-1].open = False
@@ -119,14 +120,14 @@ def end(topic: Topic, config: TopicConfig, ts: int, survey: Survey | None = None
 
 def _kept_of(topic: Topic, survey: Survey) -> Kept:
     before = topic.logged_chunks()
-    resident_last = _last_live(topic.chunks[len(before) :])
+    resident_last = last_live(topic.chunks[len(before) :])
     resident_first = topic.next_live(topic.resident_from - 1) if resident_last else 0
     evicted = topic.evicted
     floors = (topic.delete_below, evicted.cap_seq, evicted.ttl_seq)
     return Kept(survey.live, resident_first, resident_last, *floors, list(evicted.ranges), survey.encoded)
 
 
-def _last_live(chunks: list[Chunk]) -> int:
+def last_live(chunks: list[Chunk]) -> int:
     """The seq of the last live record, or 0."""
     for chunk in reversed(chunks):
         if chunk.live:

@@ -148,11 +148,18 @@ def _is_doubtful(topic: Topic, known: Known, idle: bool) -> bool:
 def _loss_of(topic: Topic, last: int, reason: str) -> RangeLost:
     """What is to be told of a topic in which seqs up to `last` were given out."""
     first, last = topic.head_seq + 1, max(last, topic.head_seq)
-    if residence.is_resident(topic):  # its deletes were not logged, so nothing of what came back can stand
-        first, reason = residence.first_untold(topic), CRASH
+    if residence.is_resident(topic):
         if topic.derived is not None:
             topic.derived.filled(last)  # none of them come back
-    elif topic.derived is not None:  # these were copies, perhaps: the source tells
+        return RangeLost(topic.id, residence.first_untold(topic), _last_live(topic, last), CRASH, 0)
+    if topic.derived is not None:  # these were copies, perhaps: the source tells
         derivation.miss(topic, last)
         first = last + 1
     return RangeLost(topic.id, first, last, reason, 0)
+
+
+def _last_live(topic: Topic, last: int) -> int:
+    """Of an `ephemeral` topic. Its deletes were not logged, so any record may have been live, and none can stand. But
+    if nothing came since a checkpoint, all above the last record that was live then had been deleted."""
+    head_seq, live = topic.stored_live or (0, 0)
+    return live if head_seq == last else last

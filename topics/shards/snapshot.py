@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 import msgpack
 import xxhash
 
+from topics.core import residence
 from topics.core.chunk import DataFile
 from topics.core.config import from_wire, to_wire
 from topics.core.derivation import Derived
@@ -152,6 +153,8 @@ def encode_topic(topic: Topic, packs_from: int) -> bytes:
             topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
             topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, packs_from, NO_SEQS, topic.resident_from,
             topic.derived.pack(topic) if topic.derived is not None else None, topic.created_ms,
+            residence.last_live(topic.chunks) if residence.is_resident(topic) else None,
+            topic.keys.floor if topic.keys is not None else 0,
         ]
     )  # fmt: skip
 
@@ -168,8 +171,8 @@ def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, 
     """The topic without its log (chunks come from the data files), and the deletes to lay over that."""
     (
         name, epoch, config, head_seq, last_ts, delete_below, cap_seq, ttl_seq, ranges, holes, applied_lsn, ceiling,
-        cell, last_write_ms, packs_from, unflipped, resident_from, derived, created_ms,
-    ) = [*msgpack.unpackb(data, raw=False, strict_map_key=False), None, None][:19]  # fmt: skip
+        cell, last_write_ms, packs_from, unflipped, resident_from, derived, created_ms, stored_live, keys_floor,
+    ) = [*msgpack.unpackb(data, raw=False, strict_map_key=False), None, None, None, None][:21]  # fmt: skip
     topic = Topic(topic_id, name, epoch, from_wire(config))
     topic.head_seq = head_seq
     topic.next_seq = head_seq + 1
@@ -185,11 +188,13 @@ def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, 
     topic.cell = cell
     topic.packs_from = packs_from
     topic.resident_from = resident_from
+    topic.stored_live = (head_seq, stored_live) if stored_live is not None else None
     topic.last_write_ms = last_write_ms
     topic.derived = Derived.unpack(derived) if derived is not None else None
     if keys:
         topic.keys = KeyWindow()
         topic.keys.load(keys)
+        topic.keys.forget_before(keys_floor or 0)
     return topic, SeqRanges.decode(unflipped)
 
 
