@@ -22,17 +22,18 @@ DEADLINE_S = 120.0  # to start, to end: it is there to fail instead of hanging
 
 
 class ShardProcess:
-    """One shard's directory and, while it runs, its process."""
+    """One shard's directory and, while it runs, its process. `watched`: under the ordering monitor."""
 
-    def __init__(self, directory: Path, *args: str) -> None:
+    def __init__(self, directory: Path, *args: str, watched: bool = True) -> None:
         self.directory = directory
+        self._module = "topics.testing.watched_process" if watched else "topics.shards"
         self._args = args
         self._run_dir = tempfile.mkdtemp(prefix="tp-")
         self.socket = os.path.join(self._run_dir, "shard.sock")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *wrapper: str, **options: Any) -> None:
-        command = [*wrapper, sys.executable, "-m", "topics.shards", "--dir", str(self.directory)]
+        command = [*wrapper, sys.executable, "-m", self._module, "--dir", str(self.directory)]
         command += ["--socket", self.socket, *self._args]
         self.process = subprocess.Popen(command, **options)
 
@@ -45,7 +46,8 @@ class ShardProcess:
         """SIGKILL, and wait until it is gone."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(timeout=DEADLINE_S)
+        status = self.process.wait(timeout=DEADLINE_S)
+        assert status == -signal.SIGKILL, f"it had ended by itself, with {status}"
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
