@@ -72,6 +72,7 @@ def rules(bounds: Limits) -> dict[str, Rule]:
 
 _SHOWN: Mapping[str, Rule] = {
     "performance": ("Where the time went.", {}),
+    "throttle_wait_ms": ("How long the request waited for its turn under pressure; a claim never does.", {}),
     "error": ("What was refused, and why.", {}),
     "code": ("Stable; branch on this.", {}),
     "message": ("For people; may change.", {}),
