@@ -14,6 +14,7 @@ from topics.gateway.openapi.operations import OPERATIONS, WEBSOCKET
 from topics.gateway.openapi.rules import CONDITIONS, Rule, rules
 from topics.gateway.routing import Route
 from topics.gateway.statuses import RETRY, STATUS
+from topics.gateway.watch_routes import WID_PATTERN
 from topics.keys import scope_names
 from topics.limits import Limits
 
@@ -28,8 +29,12 @@ with the same envelope before a route is looked for (400, 414, 417, 431, 501, 50
 answers are if that is asked for."""
 STARTS = ("DiffBody", "Start", "Subscribe")  # they begin at a seq or at a time
 NUMERIC = ("minimum", "maximum")
-WIDS = "^wid_[A-Za-z0-9_-]{22}$"
-PATHS = {"topic": f"^{TOPIC_PATTERN}$", "group": f"^{TOPIC_PATTERN}$", "router": f"^{ROUTER_PATTERN}$", "wid": WIDS}
+PATHS = {
+    "topic": f"^{TOPIC_PATTERN}$",
+    "group": f"^{TOPIC_PATTERN}$",
+    "router": f"^{ROUTER_PATTERN}$",
+    "wid": f"^{WID_PATTERN}$",
+}
 EXAMPLE_GROUP = "billing"
 # Statuses of the HTTP layer, for which no code of its own stands.
 REFUSALS = {408: "The body did not come in time.", 414: "The URL is too long.", 431: "The headers are too large."}
