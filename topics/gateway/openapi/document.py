@@ -29,6 +29,10 @@ with the same envelope before a route is looked for (400, 414, 417, 431, 501, 50
 answers are if that is asked for."""
 STARTS = ("DiffBody", "Start", "Subscribe")  # they begin at a seq or at a time
 NUMERIC = ("minimum", "maximum")
+ONE_START = {
+    "required": ["from_seq", "from_ts"],
+    "properties": {"from_seq": {"type": "integer"}, "from_ts": {"type": "integer"}},
+}
 PATHS = {
     "topic": f"^{TOPIC_PATTERN}$",
     "group": f"^{TOPIC_PATTERN}$",
@@ -199,7 +203,7 @@ def _schemas(used: Iterable[Operation], bounds: Limits) -> dict[str, Any]:
         {"required": ["match"], "properties": {"match": {"type": ["string", "array"]}}},
     ]
     for name in STARTS:
-        schemas[name]["not"] = {"required": ["from_seq", "from_ts"]}
+        schemas[name]["not"] = ONE_START
     for name, conditions in CONDITIONS.items():
         schemas[name]["allOf"] = [dict(condition) for condition in conditions]
     return dict(sorted(schemas.items()))

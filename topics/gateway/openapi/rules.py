@@ -45,7 +45,7 @@ def _needs(field: str, value: Mapping[str, Any], other: str) -> Mapping[str, Any
 _A_NUMBER = {"type": "integer"}
 _ONE_TIME = {"required": ["delay_ms", "not_before"], "properties": {"delay_ms": _A_NUMBER, "not_before": _A_NUMBER}}
 _FOR_A_GROUP: Mapping[str, Mapping[str, Any]] = {
-    "from": {},
+    "from": {"not": {"type": "null"}},
     "take_over": {"const": True},
     "consumer": {"not": {"type": "null"}},
 }
