@@ -1,4 +1,4 @@
-"""What counts as absent in every call: null in an optional field of a body."""
+"""What counts as absent in every call: null in an optional field of a body, an empty parameter, an empty header."""
 
 import json
 from typing import Any
@@ -157,3 +157,40 @@ class TestBodies:
         body = {"source": name, "dest": f"{name}.copy"} | nulls(field)
         said = envelope(http.put(f"/v0/routers/{name}", json=body), 400, "invalid_request")["message"]
         assert said.startswith(f"{field} must be the name of a topic")
+
+
+class TestParameters:
+    @pytest.mark.parametrize("query", ["cursor=", "page_size=", "touch=", "prefix=", "touch", "cursor=eA==&cursor="])
+    def test_lists(self, http, query):
+        assert http.get(f"/v0/topics?{query}").status_code == 200
+        assert http.get(f"/v0/routers?{query}&source=&dest=").status_code == 200
+
+    def test_empty_source_and_dest_pass_all_routers(self, http, name):
+        assert http.put(f"/v0/routers/{name}", json={"source": name, "dest": f"{name}.copy"}).status_code == 201
+        for query in ("source=", "dest="):
+            (found,) = without(http.get(f"/v0/routers?prefix={name}&{query}"))["routers"]
+            assert found["router"] == name
+
+    def test_one_topic(self, http, topic, name):
+        assert http.get(f"{topic}?touch=").status_code == 200
+        assert without(http.post(f"{topic}?return_seqs=", json={"records": [ONE]}))["seqs"] == [3]
+        assert http.post("/v0/watch?lenient=", json={"topics": {name: {}}}).status_code == 200
+        assert http.get("/v0/metrics?units=").status_code == 200
+
+    def test_jobs(self, http, jobs):
+        assert http.head(f"{jobs}/work?node=w&max=&lease_ms=").status_code == 200
+
+    def test_what_must_be_given_is_still_missed(self, http, jobs):
+        envelope(http.get(f"{jobs}/seek?ts="), 400, "invalid_request")
+        envelope(http.get(f"{jobs}/work?node="), 400, "invalid_request")
+
+    @pytest.mark.parametrize("query", ["if_empty=", "if_empty", "if_empty=true&if_empty="])
+    def test_the_guard_of_a_removal_says_what_it_means(self, http, topic, query):
+        envelope(http.delete(f"{topic}?{query}"), 400, "invalid_request")
+        assert http.get(topic).status_code == 200
+
+    def test_an_empty_idempotency_key(self, http, name):
+        for seq in (1, 2):
+            body = {"records": [ONE]}
+            answer = http.post(f"/v0/topics/{name}", json=body, headers={"idempotency-key": ""})
+            assert without(answer)["seqs"] == [seq]

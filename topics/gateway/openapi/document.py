@@ -26,13 +26,14 @@ error envelope; branch on `error.code`. More fields may come to any answer: igno
 
 GET routes also answer HEAD. A wrong path is 404, a wrong method 405 with `Allow`. What is no proper HTTP is refused
 with the same envelope before a route is looked for (400, 414, 417, 431, 501, 505). Bodies may be gzipped, and
-answers are if that is asked for."""
+answers are if that is asked for. Null in an optional field of a body (but for a topic's config) and an empty parameter
+are the same as none; only an empty `if_empty` is refused."""
 STARTS = ("DiffBody", "Start", "Subscribe")  # they begin at a seq or at a time
-NUMERIC = ("minimum", "maximum")
 ONE_START = {
     "required": ["from_seq", "from_ts"],
     "properties": {"from_seq": {"type": "integer"}, "from_ts": {"type": "integer"}},
 }
+NUMERIC = ("minimum", "maximum")
 PATHS = {
     "topic": f"^{TOPIC_PATTERN}$",
     "group": f"^{TOPIC_PATTERN}$",
