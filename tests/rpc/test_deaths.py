@@ -300,7 +300,21 @@ async def test_a_client_that_dies_while_the_kernel_takes_no_more_of_an_answer(op
     sent = hello() + message(REPLY, {"ok": True}, body)
     for length in lengths_of(sent, 31_013):
         streams = open_narrow_streams()
-        assert (
-            await die_under_an_answer(streams, lambda call: call.reply({"ok": True}, body), length, 0) == sent[:length]
-        )
+        got = await die_under_an_answer(streams, lambda call: call.reply({"ok": True}, body), length, 0)
+        assert got == sent[:length]
+    assert caplog.text == ""
+
+
+async def test_a_call_that_meets_a_server_that_has_just_died(open_streams, caplog):
+    """The loss is found where the call is sent, before a read can tell."""
+    ours, theirs = open_streams()
+    async with trio.open_nursery() as nursery:
+        await theirs.send_all(hello())
+        connection = await connect(ours, nursery)
+        await trio.testing.wait_all_tasks_blocked()
+        is_socket = isinstance(theirs, trio.SocketStream)
+        for end in [theirs.socket] if is_socket else [theirs.send_stream, theirs.receive_stream]:
+            end.close()  # at once: nobody else runs until the call is on its way
+        with pytest.raises(PeerLost):
+            await connection.call("x", {})
     assert caplog.text == ""
