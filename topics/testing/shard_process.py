@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from topics.errors import TopicsError
@@ -101,6 +102,15 @@ class ShardProcess:
                 await trio.sleep(0.005)
 
 
+class RawPage(msgspec.Struct):
+    """A page whose records are the bytes that were read."""
+
+    records: list[msgspec.Raw]
+    tombstone: dict[str, Any] | None
+    next_from_seq: int
+    caught_up: bool
+
+
 class ShardClient:
     """The shard's calls with JSON in and out."""
 
@@ -120,6 +130,16 @@ class ShardClient:
 
     async def diff(self, topic: str, **query: Any) -> Any:
         return await self.call("diff", topic, query)
+
+    async def raw_pages(self, topic: str) -> AsyncIterator[RawPage]:
+        """From the beginning to the end, byte for byte: decoding would hide how a number or a string was written."""
+        from_seq, caught_up = 0, False
+        while not caught_up:
+            body = json.dumps({"from_seq": from_seq, "limit": 1000}).encode()
+            reply = await self.connection.call("diff", {"topic": topic}, body)
+            page = msgspec.json.decode(bytes(reply.body) + b"}", type=RawPage)
+            from_seq, caught_up = page.next_from_seq, page.caught_up
+            yield page
 
     async def read_all(self, topic: str) -> list[Any]:
         """Every record from the beginning; fails on a tombstone."""
