@@ -1,15 +1,22 @@
 """Damage in the log after the machine has started again: the head register tells nothing, and no reader is misled."""
 
+from typing import Any
+
 import pytest
 
 from tests.shards.wal_logs import get, put
 from topics import limits
 from topics.core.events import APPENDED, RECOVERED, REMOVED, RESERVED, UPDATED, RangeLost, encode_event
+from topics.core.requests import decode_append
+from topics.core.topic import BURY_STEP
 from topics.limits import Limits
 from topics.shards import wal, walscan
+from topics.shards.answers import Appending
+from topics.shards.files import REMOVED_CELL
 from topics.shards.losses import LOSS_BYTES_MIN
 from topics.shards.recovery import recover
 from topics.shards.store import Store
+from topics.testing.comparison import append_body
 from topics.testing.drafts import Draft
 from topics.testing.driver import Driver
 from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
@@ -27,15 +34,17 @@ def spoil(driver: Driver, victim: bytes = VICTIM) -> None:
             put(driver.disk, path, bytes(data))
 
 
-def spoil_frames(driver: Driver, kind: int, topic: str | None = None) -> None:
-    """A bit of every frame of this kind, or of those that are of one topic."""
+def spoil_frames(driver: Driver, kind: int, topic: str | None = None, *, only: int | None = None) -> None:
+    """A bit of every frame of this kind, or of those that are of one topic, or of one of them."""
     driver.store.close()
     of_topic = driver.topic(topic).id.to_bytes(8, "little") if topic is not None else b""
+    number = 0
     for path in map(wal.file_path, walscan.list_files(driver.disk)):
         data = bytearray(get(driver.disk, path))
         for found in walscan.scan_file(bytes(data)).frames:
             if found.kind == kind and bytes(found.body).startswith(of_topic):
-                data[found.offset + 8] ^= 1
+                data[found.offset + 8] ^= only in (None, number)
+                number += 1
         put(driver.disk, path, bytes(data))
 
 
@@ -64,6 +73,22 @@ def spoil_last_file(driver: Driver, how: str) -> None:
 def start(driver: Driver, disk: FaultyFiles) -> Store:
     """A start that goes on in a log of small files."""
     return recover(disk, driver.clock, wal_file_bytes=20_000)
+
+
+def go_on(driver: Driver) -> None:
+    """The machine starts again. From here on the driver's model knows nothing: see `write`."""
+    driver.disk = after_power_loss(driver)
+    driver.store = start(driver, driver.disk)
+
+
+def write(store: Store, *names: str, data: bytes = b"1") -> None:
+    """A record to each of these `fsync` topics, durably; then the log says that it is."""
+    for name in (*names, "other", "other"):
+        body = append_body([Draft(data if name != "other" else b"1")], None, {"durability": "fsync"})
+        answers: list[Any] = []
+        store.engine.append(name, decode_append(body, name, Limits()), answers.append, answers.append)
+        store.commit_all()
+        assert isinstance(answers[0], Appending)
 
 
 def holes_of(store: Store, name: str) -> list[tuple[int, int, str]]:
@@ -262,6 +287,33 @@ def test_writes_behind_a_lost_end_count_although_the_snapshot_knew_of_later_fram
     assert holes_of(store, "t") == [(5, store.engine.state.topics["t"].head_seq, "corrupt")]
 
 
+@pytest.mark.parametrize("whole_file", [True, False])
+def test_what_came_behind_a_lost_end_is_not_given_again_if_it_is_lost_too(whole_file: bool):
+    """The start that told of it had given up very many seqs, ids and epochs, and that is lost with its frame."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
+    driver.put("other", {"durability": "fsync"})
+    driver.commit()
+    driver.restart_in_place()
+    driver.append("t", [Draft(b"1")] * 5)
+    driver.commit()
+    spoil_last_file(driver, "noise")
+    go_on(driver)
+    write(driver.store, "t", "new", data=VICTIM)
+    acked, new, next_lsn = driver.topic("t").head_seq, driver.topic("new"), driver.store.engine.log.last_lsn + 1
+    if whole_file:
+        spoil_last_file(driver, "noise")
+    else:
+        spoil_frames(driver, RECOVERED)
+        spoil(driver)
+    store = start(driver, after_power_loss(driver))
+    state = store.engine.state
+    assert state.topics["t"].head_seq >= acked
+    assert (state.next_topic_id > new.id, state.next_epoch > new.epoch) == (True, True)
+    assert store.engine.log.last_lsn + 1 >= next_lsn
+    assert holes_of(store, "t") == [(3, state.topics["t"].head_seq, "corrupt")]
+
+
 # -- how much there may have been
 
 
@@ -412,6 +464,29 @@ def test_damage_in_front_of_what_an_earlier_start_has_told_is_told_too():
         assert holes_of(store, "t") == [(3, head, "corrupt")]
 
 
+def test_a_start_answers_only_for_what_it_has_told_itself():
+    """Another frame told of the damage. If that one is damaged in turn, all of it is told again."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("m", [Draft(b"1")], config={"durability": "memory"})
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
+    driver.put("other", {"durability": "fsync"})
+    driver.commit()
+    driver.append("t", [Draft(VICTIM)] * 3)
+    driver.commit()
+    end_of_others(driver)
+    spoil(driver)
+    go_on(driver)
+    write(driver.store, "t", data=VICTIM)
+    acked = driver.topic("t").head_seq
+    driver.store.close()
+    go_on(driver)  # tells of a new epoch for the memory topic
+    spoil_frames(driver, RECOVERED, only=0)
+    spoil(driver)
+    store = start(driver, after_power_loss(driver))
+    assert store.engine.state.topics["t"].head_seq >= acked
+    assert holes_of(store, "t") == [(3, store.engine.state.topics["t"].head_seq, "corrupt")]
+
+
 def test_damage_in_front_of_a_loss_that_was_told_leaves_no_hole_without_a_reason():
     driver = Driver(wal_file_bytes=20_000).start()
     driver.append("t", [Draft(b"1")] * 2, config={"durability": "disk"})
@@ -502,6 +577,84 @@ def test_a_topic_whose_removal_is_damaged_does_not_come_back_beside_what_has_its
         if round_number == 1:
             store.checkpoint()
         disk = disk.crash(round_number, power_loss=power_loss)
+
+
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_nor_if_what_had_its_name_since_is_removed_as_well(power_loss: bool):
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("other", {"durability": "fsync"})
+    for data in (b'"old"', b'"new"'):
+        driver.append("t", [Draft(data)], config={"durability": "fsync"})
+        driver.commit()
+        driver.remove("t")
+        driver.commit()
+    end_of_others(driver)
+    spoil_frames(driver, REMOVED, only=0)
+    store = start(driver, driver.disk.crash(1, power_loss=power_loss))
+    assert set(store.engine.state.topics) == set(store.engine.state.names) == {"other"}
+
+
+def test_the_name_alone_tells_that_a_topic_was_removed():
+    """The one that has it now has another cell: somebody else took the old one."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("other", {"durability": "fsync"})
+    driver.append("t", [Draft(b'"old"')] * 3, config={"durability": "fsync"})
+    driver.commit()
+    driver.remove("t")
+    driver.commit()
+    driver.append("u", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    driver.append("t", [Draft(b'"new"')], config={"durability": "fsync"})
+    driver.commit()
+    driver.remove("u")
+    driver.commit()
+    end_of_others(driver)
+    spoil_frames(driver, REMOVED, only=0)
+    topics = start(driver, after_power_loss(driver)).engine.state.by_id.values()
+    assert sorted((topic.name, topic.head_seq) for topic in topics) == [("other", 2), ("t", 1)]
+
+
+def test_files_of_a_topic_that_comes_back_only_to_go_again_go_with_it():
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("t", {"durability": "fsync"})
+    for _ in range(BURY_STEP // 16):
+        driver.append("t", [Draft(b"1")] * 256 * 32)
+        driver.commit()
+    driver.checkpoint()
+    driver.remove("t")
+    driver.commit()
+    end_of_others(driver)
+    spoil_frames(driver, REMOVED)
+    store = start(driver, driver.disk.crash(1, power_loss=False))
+    store.checkpoint()
+    store.checkpoint()
+    assert [info.path for info in store.data_files.values() if info.live] == [
+        info.path for info in store.data_files.values()
+    ]
+
+
+def test_a_removal_in_a_newest_file_that_is_gone_is_known_from_the_register():
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("other", {"durability": "fsync"})
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
+    driver.commit()
+    driver.restart_in_place()
+    driver.remove("t")
+    driver.commit()
+    driver.store.close()
+    driver.disk.unlink(wal.file_path(walscan.list_files(driver.disk)[-1]))
+    driver.disk.sync_dir("wal")
+    assert set(start(driver, driver.disk.crash(1, power_loss=False)).engine.state.topics) == {"other"}
+
+
+def test_a_register_of_another_boot_removes_nothing():
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
+    driver.commit()
+    driver.store.engine.register.set(driver.topic("t").cell, REMOVED_CELL)
+    driver.store.close()
+    store = start(driver, after_power_loss(driver))
+    assert (store.engine.state.topics["t"].head_seq, holes_of(store, "t")) == (2, [])
 
 
 def test_a_topic_whose_removal_is_damaged_stays_removed_as_long_as_the_register_knows():

@@ -310,14 +310,14 @@ def test_a_gap_has_room_for_what_was_in_it_and_no_more():
     assert check_settled(files)[1].gaps == [Gap(2, 2, spoiled.end - spoiled.offset)]
 
 
-@pytest.mark.parametrize(("number", "index"), [(1, 2), (2, 0)])
-def test_where_a_file_ends_nobody_knows_how_much_there_was(number, index):
+@pytest.mark.parametrize(("number", "index", "ends"), [(1, 2, 1), (2, 0, 2)])
+def test_where_a_file_ends_nobody_knows_how_much_there_was(number, index, ends):
     """It may have been longer: then its end is as missing as the frame that can be seen."""
     files = several_files()
     at = frames_of(files, number)[index].offset
     put(files, wal.file_path(number), get(files, wal.file_path(number))[:at] if index else b"")
     (gap,) = check_settled(files)[1].gaps
-    assert gap.room == limits.UNSTORED_BYTES_MAX
+    assert gap.room == ends * limits.UNSTORED_BYTES_MAX
 
 
 @pytest.mark.parametrize("cut_off", [True, False])
@@ -414,7 +414,7 @@ def test_a_lost_header_sector_at_the_end_of_the_log_deletes_nothing():
     lsns, second = check_settled(files)
     assert lsns == [1, 2, 3, 4, 5, 6, report.next_lsn, report.next_lsn + 1]
     assert not second.has_lost_end
-    assert second.gaps == report.gaps
+    assert [gap[:2] for gap in second.gaps] == [gap[:2] for gap in report.gaps]
 
 
 def test_a_lost_header_of_the_only_file_deletes_nothing():

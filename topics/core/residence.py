@@ -158,6 +158,8 @@ def forget(topic: Topic, last: int) -> None:
     """In a replay: such a time ended behind `last`, and what was left of the topic then is not known."""
     topic.lose(first_untold(topic), last, CORRUPT)
     topic.resident_from = 0
+    if topic.derived is not None:
+        topic.derived.filled(last)  # no copies come to what is told as lost
 
 
 def _complement(live: SeqRanges, floor: int, head_seq: int) -> SeqRanges:

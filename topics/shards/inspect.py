@@ -19,6 +19,7 @@ from topics.core.packing import compression_of
 from topics.ids import SLOTS
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.cold import ID_PATH, OWNER_PATH
+from topics.shards.files import REMOVED_CELL
 from topics.shards.recovery import REGISTER
 
 Line = dict[str, Any]
@@ -303,7 +304,8 @@ def _register(data: bytes, with_data: bool) -> Iterator[Line]:
     yield {"offset": 0, "kind": "head register", "cells": cells, "boot_mark": f"{_u64(data, 0):016x}"}
     for cell in range(1, cells):
         if head := _u64(data, 8 * cell):
-            yield {"offset": 8 * cell, "kind": "cell", "cell": cell, "head_seq": head}
+            fields: Line = {"removed": True} if head == REMOVED_CELL else {"head_seq": head}
+            yield {"offset": 8 * cell, "kind": "cell", "cell": cell, **fields}
 
 
 def _slot_map(data: bytes, with_data: bool) -> Iterator[Line]:

@@ -92,7 +92,7 @@ def find_removed(state: ShardState, register: Register, trusted: bool) -> list[i
     return [
         topic.id
         for topic in state.by_id.values()
-        if state.topics[topic.name] is not topic
+        if state.topics.get(topic.name) is not topic
         or newest[topic.cell] != topic.id
         or (trusted and _cell_of(register, topic) == REMOVED_CELL)
     ]

@@ -90,9 +90,10 @@ def recover(
     trusted = register.get(0) == state.boot
     marked = report.last_kind in (IDLE, RECOVERED) or report.last_lsn == snap.commit.idle_lsn
     idle = marked and not report.has_lost_end
-    removed = find_removed(state, register, trusted) if report.gaps else []
-    for topic_id in removed:
-        apply(state, TopicRemoved(topic_id), report.next_lsn)
+    removed = find_removed(state, register, trusted)
+    for topic in [state.by_id[topic_id] for topic_id in removed]:
+        apply(state, TopicRemoved(topic.id), report.next_lsn)
+        _bury(topic)
     losses = list(find_losses(state, register, known, trusted=trusted, idle=idle))
     used = UsedSlots(files)
     next_lsn = report.next_lsn
@@ -104,7 +105,7 @@ def recover(
     )  # fmt: skip
     found = None
     if losses or removed or known.is_damaged:
-        gaps = [(gap.first_lsn, gap.last_lsn) for gap in report.gaps]
+        gaps = [(gap.first_lsn, gap.last_lsn) for gap in known.gaps]
         found = Recovered(losses, state.next_topic_id, state.next_epoch, gaps, removed)
     _finish(store, snap, touched, found)
     store.damaged_ranges = len(report.damage)
@@ -327,11 +328,16 @@ def _replay(
             report.orphans.append((report.reading, found.offset, found.end))
         touched.update(_topics_of(event))
     known.gaps_in(report)
-    state.replaying = False
+    state.replaying = state.damaged = False
     for topic in state.by_id.values():
         topic.published = True
-        while topic.bury():
-            pass
+        _bury(topic)
+
+
+def _bury(topic: Topic) -> None:
+    """All in one go: nobody is served yet."""
+    while topic.bury():
+        pass
 
 
 def _topics_of(event: Event) -> list[int]:

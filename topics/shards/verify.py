@@ -15,7 +15,7 @@ from topics.core.names import is_hidden_name
 from topics.ids import SLOTS, slot_of
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.cold import ID_PATH, OWNER_PATH
-from topics.shards.files import Files, boot_mark
+from topics.shards.files import REMOVED_CELL, Files, boot_mark
 from topics.shards.findings import (
     CORRUPT,
     MISSING,
@@ -223,11 +223,11 @@ def _check_register(files: Files, topics: dict[int, KnownTopic], damaged: bool, 
             what = f"the cell of topic {topic.name!r} is not there"
             todo = "The next start makes a new one. What this topic lost, if anything, is not reported."
             yield Finding(MISSING, REGISTER, at, at + _CELL.size, what, todo)
-        elif (
-            topic.durability == "fsync"
-            and not (damaged or topic.derived)
-            and (head := _CELL.unpack_from(data, at)[0]) > topic.head_seq
-        ):
+        elif (head := _CELL.unpack_from(data, at)[0]) == REMOVED_CELL:
+            what = f"topic {topic.name!r} was removed, but the log does not say so"
+            todo = "The frame that says it is damaged or gone, or this cell is. The next start removes the topic."
+            yield Finding(CORRUPT, REGISTER, at, at + _CELL.size, what, todo)
+        elif topic.durability == "fsync" and not (damaged or topic.derived) and head > topic.head_seq:
             what = f"topic {topic.name!r} was acked up to seq {head}, but the log gives {topic.head_seq}"
             todo = "The end of the log, or this cell, is not as written. Readers get a tombstone for the difference."
             yield Finding(CORRUPT, REGISTER, at, at + _CELL.size, what, todo)

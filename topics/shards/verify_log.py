@@ -8,6 +8,7 @@ before it is synced) and the head register (see verify.py).
 Memory: one log file at a time, like a start.
 """
 
+import math
 from collections.abc import Iterator
 from itertools import chain
 from typing import NamedTuple
@@ -115,9 +116,11 @@ class LogCheck:
             )  # fmt: skip
         first_lsn = header[1] if header is not None else None
         yield from self._covered_gaps(path, first_lsn, frames)
+        is_newest = number == walscan.list_files(self._files)[-1]  # all others were synced to their end
+        synced = max([self._cut_lsn, *(found.synced for found in frames)]) if is_newest else math.inf
         for found in frames:
             start = found.offset + wal.FRAME_BYTES + len(found.body)
-            if any(data[start : found.end]) or found.end > len(data):
+            if found.lsn <= synced and (any(data[start : found.end]) or found.end > len(data)):
                 yield Finding(
                     CORRUPT, path, start, found.end, f"the padding of frame {found.lsn} is not as written",
                     "Nothing reads these bytes, so nothing is lost. Look at the disk: it changes bytes.",

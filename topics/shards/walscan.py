@@ -278,7 +278,8 @@ class _Reading:
         report = self._report
         known = max(self._after_lsn, report.vouched)
         if self._is_unreadable or self._newest < known:
-            most = self._expected + limits.UNSTORED_BYTES_MAX // wal.FRAME_BYTES
+            ends = self._ends_before(self._numbers[-1]) if self._numbers else 1
+            most = self._expected + ends * limits.UNSTORED_BYTES_MAX // wal.FRAME_BYTES
             self._lose(self._expected, max(known, self._newest, most))
         elif self._begun > self._expected:
             self._lose(self._expected, self._begun - 1)
@@ -292,11 +293,18 @@ class _Reading:
         is_inside = start[0] == until[0] if until else False
         if until and start[1] == wal.HEADER_BYTES:
             is_inside = is_inside and 0 < self._begun <= first_lsn
-        # Where a file ends in it, nobody knows how much that file had: all that no checkpoint has stored bounds it.
-        room = end[1] - start[1] if is_inside else limits.UNSTORED_BYTES_MAX
+        room = end[1] - start[1] if is_inside else self._ends_before(end[0]) * limits.UNSTORED_BYTES_MAX
         report.gaps.append(Gap(first_lsn, last_lsn, room))
         report.damage += [Damage(*place, first_lsn, last_lsn) for place in self._places(start, end)]
         report.next_lsn = last_lsn + 1
+
+    def _ends_before(self, number: int) -> int:
+        """How many files end in a gap from the last good frame to somewhere in this one.
+
+        Nobody knows how much they had: together no more than is logged before a checkpoint begins. But each start
+        begins a file, and may have given up as much again, which is to be told anew if its frame is in the gap.
+        """
+        return max(1, number - self._ended[0])
 
     def _places(self, start: tuple[int, int], end: tuple[int, int]) -> list[Place]:
         """The damaged byte ranges between two places, and one without bytes where files are missing."""
