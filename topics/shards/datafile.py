@@ -274,7 +274,7 @@ def decode_index(data: bytes, file_id: int) -> Index:
 
 
 def rebuild_index(files: Files, info: DataFile, data: bytes) -> Index:
-    """Look at every frame of the data file, and write a new index twin."""
+    """Look at every frame of the data file, and write a new index twin. A crash leaves the old one or the new one."""
     entries: list[Entry] = []
     blocks: list[Block] = []
     for offset, block, head in read_frames(data, info):
@@ -284,14 +284,18 @@ def rebuild_index(files: Files, info: DataFile, data: bytes) -> Index:
         )
         blocks.append(block)
     path = index_path(info.path)
-    files.unlink(path)
-    twin = files.create(path)
+    tmp = path + ".tmp"
+    files.unlink(tmp)
+    twin = files.create(tmp)
     try:
         twin.write_at(0, encode_index(info, entries, blocks))
         twin.sync()
-        return decode_index(twin.read_at(0, twin.size()), info.id)
+        index = decode_index(twin.read_at(0, twin.size()), info.id)
     finally:
         twin.close()
+    files.rename(tmp, path)
+    files.sync_dir(path.rpartition("/")[0])
+    return index
 
 
 def read_frames(data: bytes, info: DataFile) -> Iterator[tuple[int, Block, BlockHead]]:
