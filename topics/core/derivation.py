@@ -48,6 +48,9 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     boot: int = 0  # of the machine, when the topic was last sure; 0: not known
 
 
+_Stored = tuple[Mark, list[tuple[int, int]], list[Position], bytes, bytes]  # what `Derived.pack` gives
+
+
 class Derived:
     __slots__ = (
         "boot", "dest_seq", "fresh", "generation", "id_ts", "marked", "missing", "positions", "seq", "skipped",
@@ -187,10 +190,11 @@ class Derived:
 
     @classmethod
     def unpack(cls, fields: list[Any]) -> "Derived":
-        mark, missing, positions, struck, skipped = fields[:5]
-        derived = cls(msgspec.convert(mark, Mark))
-        derived.missing = [(first, last) for first, last in missing]
-        derived.positions = [Position(*position) for position in positions]
+        """ValueError if they are none that `pack` gives."""
+        mark, missing, positions, struck, skipped = msgspec.convert(fields[:5], _Stored)
+        derived = cls(mark)
+        derived.missing = missing
+        derived.positions = positions
         derived.struck = SeqRanges.decode(struck)
         derived.skipped = SeqRanges.decode(skipped)
         return derived

@@ -24,6 +24,7 @@ from topics.core.derivation import Mark
 from topics.core.keyruns import DEDUP_BYTES, Dedups, NewKeys, pack_dedups, unpack_dedups
 from topics.core.ranges import SeqRanges
 from topics.core.residence import Kept
+from topics.malformed import MALFORMED
 
 CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH, MARKED, RECOVERED = range(1, 12)
 _APPENDED = struct.Struct("<QQQQIBBH")
@@ -214,7 +215,7 @@ def decode_event(kind: int, body: bytes | memoryview) -> Event:
         return _decode(kind, body)
     except BadEvent:
         raise
-    except (ValueError, TypeError, IndexError, KeyError, struct.error, msgpack.UnpackException) as error:
+    except MALFORMED as error:
         raise BadEvent(f"event of kind {kind} cannot be read: {error}") from error
 
 

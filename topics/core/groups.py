@@ -16,7 +16,7 @@ replayed. Stored form: a record of the groups log is a msgpack array of events, 
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import msgspec
 
@@ -25,6 +25,7 @@ from topics.core.requests import U64_MAX
 from topics.core.seek import cursor_at
 from topics.core.topic import Topic
 from topics.errors import TopicsError, invalid
+from topics.malformed import MALFORMED
 
 KEPT, MOVED, REMOVED = 1, 2, 3
 
@@ -65,7 +66,12 @@ class GroupEvent(msgspec.Struct, frozen=True, array_like=True):
     fields: tuple[Any, ...] = ()
 
 
+class BadGroupEvent(ValueError):
+    """A record of the groups log that is none of this version."""
+
+
 _events = msgspec.msgpack.Decoder(list[GroupEvent])
+_FIELDS: dict[int, Any] = {KEPT: tuple[int, str, list[str], int, int], MOVED: tuple[int]}  # at least
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -74,7 +80,15 @@ def encode(events: Iterable[GroupEvent]) -> bytes:
 
 
 def decode(record: bytes) -> list[GroupEvent]:
-    return _events.decode(record)
+    """Raises BadGroupEvent."""
+    try:
+        events = _events.decode(record)
+        for event in events:
+            if (wanted := _FIELDS.get(event.kind)) is not None:
+                msgspec.convert(event.fields[: len(get_args(wanted))], wanted)
+    except MALFORMED as error:
+        raise BadGroupEvent(str(error)) from error
+    return events
 
 
 # --- deciding -----------------------------------------------------------------------------------------------------
