@@ -411,7 +411,7 @@ def test_an_index_that_says_it_has_more_tags_than_a_file_can_hold_is_refused(tmp
         datafile.find_tags(RealFiles(str(tmp_path)).open("f.idx"), info, Pattern(TagMatch("Glob", "t")))
 
 
-@pytest.mark.parametrize("at, value", [(44, 0), (40, 0), (32, 0)])
+@pytest.mark.parametrize(("at", "value"), [(44, 0), (40, 0), (32, 0)])
 def test_an_index_of_blocks_that_cannot_be_is_refused(at, value):
     """Of the first block: its records are entered under the second one, or its length or place is none."""
     data = bytearray(GOLDEN_INDEX)
