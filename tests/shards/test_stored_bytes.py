@@ -17,23 +17,25 @@ import msgspec
 import pytest
 import trio
 import xxhash
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.shards.test_book_formats import BOOKS, WATCHED
-from tests.shards.test_formats import GOLDEN, topic_state
+from tests.shards.test_formats import EVENTS, GOLDEN, topic_state
 from tests.shards.test_hidden_formats import GROUPS
 from tests.shards.test_hidden_formats import records as hidden_records
 from topics.cli.backups.store import BackupStore, BadBackup
 from topics.core import groups, keyruns, lease_events, watching
 from topics.core.chunk import DataFile
 from topics.core.config import from_wire
+from topics.core.events import APPENDED, BOTH, IDLE, RECOVERED, BadEvent, decode_event, encode_event
 from topics.core.extras import BadExtras, Extras, Times
 from topics.core.groups import BadGroupEvent
 from topics.core.keyruns import BadKeys
 from topics.core.lease_events import BadLeaseEvent, Replayed
 from topics.core.match import TagMatch
 from topics.core.requests import Append, RecordIn
+from topics.core.state import ShardState, apply
 from topics.core.tags import Pattern
 from topics.limits import Limits
 from topics.shards import datafile, hidden, inspect, jobcolumns, leaselog, links, routers, session, sessions, snapshot
@@ -423,3 +425,23 @@ def test_an_index_of_blocks_that_cannot_be_is_refused(at, value):
     data[-8:] = struct.pack("<Q", xxhash.xxh3_64_intdigest(bytes(data[:-8])))
     with pytest.raises(BadFile, match="do not add up"):
         datafile.decode_index(bytes(data), struct.unpack_from("<Q", data, 48)[0])
+
+
+STORED_EVENTS = [(kind, b"".join(parts)) for kind, parts in map(encode_event, EVENTS)]
+PACKED_EVENTS = [event for event in STORED_EVENTS if event[0] not in (APPENDED, IDLE, BOTH, RECOVERED)]
+
+
+@given(st.integers(1, len(STORED_EVENTS)), st.sampled_from(PACKED_EVENTS), st.data())
+@settings(max_examples=400)
+def test_an_event_that_is_read_can_be_applied(count, stored, data):
+    """A start stops at one that is not as this program writes it; it does not come to grief half-way."""
+    state = ShardState()
+    state.replaying = True
+    for lsn, (kind, body) in enumerate(STORED_EVENTS[:count], 1):
+        apply(state, decode_event(kind, body), lsn)
+    changed = exchange(msgpack.unpackb(stored[1], strict_map_key=False), data.draw)
+    try:
+        event = decode_event(stored[0], msgpack.packb(changed, use_bin_type=True))
+    except BadEvent:
+        return
+    apply(state, event, count + 1)

@@ -212,7 +212,9 @@ def encode_event(event: Event) -> tuple[int, list[Part]]:
 def decode_event(kind: int, body: bytes | memoryview) -> Event:
     """The event of a frame; BadEvent for anything this version does not know."""
     try:
-        return _decode(kind, body)
+        event = _decode(kind, body)
+        _check_types(event.created if type(event) is CreatedAndAppended else event)
+        return event
     except BadEvent:
         raise
     except MALFORMED as error:
@@ -251,6 +253,22 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     if kind == MARKED:
         return Marked([msgspec.convert(mark, Mark) for mark in fields])
     raise BadEvent(f"event kind {kind} is not known")
+
+
+_PLAIN: dict[type, list[tuple[str, Any]]] = {
+    kind: [(field.name, field.type) for field in msgspec.structs.fields(kind) if field.type in (int, str)]
+    for kind in (TopicCreated, TopicUpdated, TopicRemoved, RecordsDeleted, CeilingReserved, RangeLost)
+}
+
+
+def _check_types(event: Event) -> None:
+    """So that it can be applied. Of the others every field is checked where it is decoded."""
+    for name, wanted in _PLAIN.get(type(event), ()):
+        if type(getattr(event, name)) is not wanted:
+            raise BadEvent(f"{name} of an event is of another type")
+    for mark in event.marks if type(event) is Marked else ():
+        if not all(0 <= first <= last for first, last in mark.skipped):
+            raise BadEvent("a mark skips what is no range")
 
 
 def _encoded_ranges(event: RecordsDeleted) -> bytes | None:

@@ -23,6 +23,9 @@ from topics.core.topic import Topic
 SURVEY_MIN = 64  # chunks with records from before; with fewer it takes no time
 
 
+_Stored = tuple[bytes, int, int, int, int, int, list[tuple[int, int]]]  # what `Kept.pack` gives
+
+
 class Kept(msgspec.Struct, frozen=True):
     """What is left of a topic at the end of such a time."""
 
@@ -40,9 +43,9 @@ class Kept(msgspec.Struct, frozen=True):
 
     @classmethod
     def unpack(cls, fields: list[Any]) -> "Kept":
-        live, resident_first, resident_last, delete_below, cap_seq, ttl_seq, evicted = fields[:7]
-        ranges = [(first, last) for first, last in evicted]
-        return cls(SeqRanges.decode(live), resident_first, resident_last, delete_below, cap_seq, ttl_seq, ranges)
+        """ValueError if they are none that `pack` gives."""
+        stored: tuple[Any, ...] = msgspec.convert(fields[:7], _Stored)
+        return cls(SeqRanges.decode(stored[0]), *stored[1:])
 
 
 def is_resident(topic: Topic) -> bool:
