@@ -48,7 +48,14 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     boot: int = 0  # of the machine, when the topic was last sure; 0: not known
 
 
-_Stored = tuple[Mark, list[tuple[int, int]], list[Position], bytes, bytes]  # what `Derived.pack` gives
+class _Stored(msgspec.Struct, array_like=True):
+    """What `Derived.pack` gives."""
+
+    mark: Mark
+    missing: list[tuple[int, int]]
+    positions: list[Position]
+    struck: bytes
+    skipped: bytes
 
 
 class Derived:
@@ -191,12 +198,12 @@ class Derived:
     @classmethod
     def unpack(cls, fields: list[Any]) -> "Derived":
         """ValueError if they are none that `pack` gives."""
-        mark, missing, positions, struck, skipped = msgspec.convert(fields[:5], _Stored)
-        derived = cls(mark)
-        derived.missing = missing
-        derived.positions = positions
-        derived.struck = SeqRanges.decode(struck)
-        derived.skipped = SeqRanges.decode(skipped)
+        stored = msgspec.convert(fields, _Stored)
+        derived = cls(stored.mark)
+        derived.missing = stored.missing
+        derived.positions = stored.positions
+        derived.struck = SeqRanges.decode(stored.struck)
+        derived.skipped = SeqRanges.decode(stored.skipped)
         return derived
 
 

@@ -16,7 +16,7 @@ replayed. Stored form: a record of the groups log is a msgpack array of events, 
 
 from collections.abc import Iterable, Iterator
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import msgspec
 
@@ -71,7 +71,21 @@ class BadGroupEvent(ValueError):
 
 
 _events = msgspec.msgpack.Decoder(list[GroupEvent])
-_FIELDS: dict[int, Any] = {KEPT: tuple[int, str, list[str], int, int], MOVED: tuple[int]}  # at least
+
+
+class _StoredGroup(msgspec.Struct, array_like=True):
+    cursor: int
+    consumer: str
+    left: list[str]
+    created_ms: int
+    moved_ms: int
+
+
+class _StoredMove(msgspec.Struct, array_like=True):
+    cursor: int
+
+
+_FIELDS: dict[int, Any] = {KEPT: _StoredGroup, MOVED: _StoredMove}
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -85,7 +99,7 @@ def decode(record: bytes) -> list[GroupEvent]:
         events = _events.decode(record)
         for event in events:
             if (wanted := _FIELDS.get(event.kind)) is not None:
-                msgspec.convert(event.fields[: len(get_args(wanted))], wanted)
+                msgspec.convert(event.fields, wanted)
     except MALFORMED as error:
         raise BadGroupEvent(str(error)) from error
     return events

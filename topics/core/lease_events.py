@@ -127,8 +127,7 @@ class _StoredKept(msgspec.Struct, array_like=True):
 
 _stored = msgspec.msgpack.Decoder(LeaseEvent)
 _SHAPES: dict[int, Any] = {
-    EXTENDED: _StoredExtension, RELEASED: _StoredRelease, MOVING: list[StoredMove], MOVED: _StoredSeqs,
-    STAYED: _StoredSeqs,
+    EXTENDED: _StoredExtension, RELEASED: _StoredRelease, MOVED: _StoredSeqs, STAYED: _StoredSeqs,
 }  # fmt: skip
 
 
@@ -168,11 +167,15 @@ def decode(data: bytes) -> LeaseEvent:
 def _check(event: LeaseEvent) -> None:
     kind, fields = event.kind, event.fields
     if kind == CLAIMED:
-        for grant in msgspec.convert(fields, list[_StoredGrant]):
+        for stored in fields:
+            grant = msgspec.convert(stored, _StoredGrant)
             if grant.codes and len(grant.codes) != len(grant.seqs):
                 raise BadLeaseEvent("a claim does not tell what each of its jobs was")
     elif kind == PART:
         check_stored(fields[0])
+    elif kind == MOVING:
+        for move in fields:
+            msgspec.convert(move, StoredMove)
     elif kind == KEPT:
         check_stored(msgspec.convert(fields, _StoredKept).snapshot)
     elif kind in _SHAPES:

@@ -23,7 +23,16 @@ from topics.core.topic import Topic
 SURVEY_MIN = 64  # chunks with records from before; with fewer it takes no time
 
 
-_Stored = tuple[bytes, int, int, int, int, int, list[tuple[int, int]]]  # what `Kept.pack` gives
+class _Stored(msgspec.Struct, array_like=True):
+    """What `Kept.pack` gives."""
+
+    live: bytes
+    resident_first: int
+    resident_last: int
+    delete_below: int
+    cap_seq: int
+    ttl_seq: int
+    evicted: list[tuple[int, int]]
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -44,8 +53,8 @@ class Kept(msgspec.Struct, frozen=True):
     @classmethod
     def unpack(cls, fields: list[Any]) -> "Kept":
         """ValueError if they are none that `pack` gives."""
-        stored: tuple[Any, ...] = msgspec.convert(fields[:7], _Stored)
-        return cls(SeqRanges.decode(stored[0]), *stored[1:])
+        stored = msgspec.convert(fields, _Stored)
+        return cls(SeqRanges.decode(stored.live), *msgspec.structs.astuple(stored)[1:])
 
 
 def is_resident(topic: Topic) -> bool:
