@@ -95,7 +95,7 @@ def row(kind: str, way: str, cost: Cost, plain: Cost) -> str:
 
 async def measure(payloads: list[dict[str, Any]], way: str) -> Cost:
     folder = Path(tempfile.mkdtemp(prefix="bench-compression-"))
-    shard = ShardProcess(folder / "shard")
+    shard = ShardProcess(folder / "shard", watched=False)
     try:
         shard.start(stderr=subprocess.DEVNULL)
         async with shard.connected() as client:

@@ -215,7 +215,7 @@ METRICS_DEADLINE_MS = 250
 METRICS_TOPICS_MAX = 1000  # rows of the per-topic block
 
 # --- watch sessions -----------------------------------------------------------------------------------------------
-WATCH_ID_MAX = 128  # characters of a wid or of the id of a stream
+WATCH_ID_MAX = 4 + 128  # characters of a wid, which begins with `wid_`, or of the id of a stream
 WATCH_DEFINITION_BYTES = 1 * MIB
 WATCH_TAKEOVER_MS = 1_000  # a new stream waits this long for the final cursors of the one it takes over from
 WATCH_SEND_RETRY_MS = 5  # how often a stream that begins looks for room in a full send queue

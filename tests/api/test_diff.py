@@ -121,7 +121,7 @@ def test_diff_never_creates(http, name):
 
 @pytest.mark.parametrize(
     "body",
-    [{"from_seq": "1"}, {"from_seq": -1}, {"limit": 1.5}, {"include_tags": 1}, {"node": 1}, {"wait_ms": None}, []],
+    [{"from_seq": "1"}, {"from_seq": -1}, {"limit": 1.5}, {"include_tags": 1}, {"node": 1}, {"wait_ms": "1"}, []],
 )
 def test_type_errors(http, name, body):
     fill(http, name, 1)

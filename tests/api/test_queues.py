@@ -69,6 +69,7 @@ def test_a_job_from_claim_to_ack(queue):
     assert queue.produce({"n": 1}, {"n": 2}) == [1, 2]
     answer = queue.post("claim", max=5)
     assert (answer["topic"], answer["count"], answer["ready"]) == (queue.name, 2, 0)
+    assert answer["performance"]["throttle_wait_ms"] == 0
     job = answer["claimed"][0]
     assert (job["$seq"], job["data"], job["deliveries"]) == (1, {"n": 1}, 1)
     assert 0 < job["deadline"] - time.time() * 1000 <= 5000

@@ -132,7 +132,7 @@ def test_sockets_begin_at_a_time(http, instance, name):
             assert data_of(ws.records(2)) == [5, 6]
 
 
-@pytest.mark.parametrize("ts", [-1, 2**64, "soon", 1.5, None])
+@pytest.mark.parametrize("ts", [-1, 2**64, "soon", 1.5, True])
 def test_what_is_no_time(http, name, ts):
     fill(http, name, 1)
     error = envelope(http.post(f"/v0/topics/{name}/diff", json={"from_ts": ts}), 400, "invalid_request")

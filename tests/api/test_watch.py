@@ -10,6 +10,7 @@ import httpx
 import pytest
 
 from tests.api.events import EventStream, eventually, open_stream, watching
+from tests.api.instance import envelope
 from topics.testing.server import Server
 
 
@@ -105,11 +106,14 @@ class TestOpen:
 
     def test_a_wid_must_be_one_and_be_known(self, http):
         for ask in (http.get, http.head):
-            assert ask("/v0/watch/wid_short").status_code == 400
+            assert ask("/v0/watch/wid_").status_code == 400
             assert ask("/v0/watch/wid_" + "A" * 22).status_code == 404
-        answer = http.get("/v0/watch/wid_" + "A" * 22)
-        assert answer.status_code == 404
-        assert answer.json()["error"]["code"] == "not_found"
+        for wid in ("wid_doesnotexist", "wid_000000", "wid_x", "wid_" + "-" * 22, "wid_" + "_" * 128):
+            envelope(http.get(f"/v0/watch/{wid}"), 404, "not_found")
+            assert http.head(f"/v0/watch/{wid}").status_code == 404
+        for wid in ("bogus", "wid-x", "WID_x", "wid_!", "wid_é", "wid_a.b", "wid_a%2Fb", "wid_" + "A" * 129):
+            envelope(http.get(f"/v0/watch/{wid}"), 400, "invalid_request")
+            assert http.head(f"/v0/watch/{wid}").status_code == 400
 
     def test_head_does_not_take_the_session(self, http, name):
         append(http, name, 1)

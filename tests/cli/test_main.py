@@ -32,6 +32,14 @@ def test_version():
     assert (done.returncode, done.stdout) == (0, f"topics {topics.__version__}\n")
 
 
+def test_the_package_is_the_command():
+    done = subprocess.run(
+        [sys.executable, "-m", "topics", "--help"], capture_output=True, text=True, cwd=ROOT, timeout=30
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, run("--help").stdout, "")
+    assert done.stdout.startswith("Usage: topics [OPTIONS] COMMAND")
+
+
 def test_help_of_serve_is_the_reference():
     done = run("serve", "--help")
     assert done.returncode == 0

@@ -185,7 +185,7 @@ def test_bodies():
     ("decode", "body", "field"),
     [
         (decode_group, b'{"from":"middle"}', "from"),
-        (decode_group, b'{"from":null}', "from"),
+        (decode_group, b'{"from":[null]}', "from"),
         (decode_group, b'{"form":1}', "form"),
         (decode_group, b'{"from":-1}', "from"),
         (decode_group, b'{"from":{"ts":-1}}', "from"),

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from topics.core.match import TagMatch
-from topics.core.routes import Definition, check_graph, find_way, parse_router, shown
+from topics.core.routes import _FIELDS, Definition, check_graph, find_way, parse_router, shown
 from topics.errors import TopicsError
 
 
@@ -25,6 +25,13 @@ def test_defaults():
     definition, create_dest = parse(source="a", dest="b")
     assert definition == Definition("a", "b", True, True, None, False, "at_least_once")
     assert create_dest is True
+
+
+def test_null_is_the_default():
+    nulls = dict.fromkeys(field for field in _FIELDS if field not in ("source", "dest"))
+    assert parse(source="a", dest="b", **nulls) == parse(source="a", dest="b")
+    assert refused(source=None, dest="b") == "source"
+    assert refused(source="a", dest=None) == "dest"
 
 
 def test_everything_given():
@@ -53,7 +60,7 @@ def test_everything_given():
         ({"source": "a", "dest": "$x"}, "dest"),
         ({"source": "a>b", "dest": "c"}, "source"),
         ({"source": "a", "dest": "b", "preserve_node": 1}, "preserve_node"),
-        ({"source": "a", "dest": "b", "preserve_tag": None}, "preserve_tag"),
+        ({"source": "a", "dest": "b", "preserve_tag": ""}, "preserve_tag"),
         ({"source": "a", "dest": "b", "create_dest": "no"}, "create_dest"),
         ({"source": "a", "dest": "b", "allow_cycle": "yes"}, "allow_cycle"),
         ({"source": "a", "dest": "b", "guarantee": "twice"}, "guarantee"),

@@ -1,9 +1,11 @@
 """The same tests over memory streams and over real Unix sockets, and a way to make the limits small."""
 
+import socket
 from contextlib import asynccontextmanager
 
 import pytest
 import trio
+import trio.testing
 
 from topics import limits
 from topics.rpc import connect_unix, serve_unix, wire
@@ -31,6 +33,23 @@ def open_pair(request, tmp_path):
             nursery.cancel_scope.cancel()
 
     return unix_pair
+
+
+def open_sockets():
+    ours, theirs = (trio.socket.from_stdlib_socket(end) for end in socket.socketpair())
+    return trio.SocketStream(ours), trio.SocketStream(theirs)
+
+
+@pytest.fixture(params=["memory", "unix"])
+def open_streams(request):
+    """Both ends, without a protocol: `ours, theirs = open_streams()`. What is sent is under way at once."""
+    return trio.testing.memory_stream_pair if request.param == "memory" else open_sockets
+
+
+@pytest.fixture(params=["memory", "unix"])
+def open_narrow_streams(request):
+    """As `open_streams`, but in memory a send lasts until the other end has read all of it."""
+    return trio.testing.lockstep_stream_pair if request.param == "memory" else open_sockets
 
 
 @pytest.fixture

@@ -4,9 +4,10 @@ import pytest
 
 from tests.shards.wal_logs import get, put
 from topics import limits
-from topics.core.events import APPENDED, RESERVED, UPDATED
+from topics.core.events import APPENDED, RECOVERED, REMOVED, RESERVED, UPDATED, RangeLost, encode_event
 from topics.limits import Limits
 from topics.shards import wal, walscan
+from topics.shards.losses import LOSS_BYTES_MIN
 from topics.shards.recovery import recover
 from topics.shards.store import Store
 from topics.testing.drafts import Draft
@@ -313,7 +314,7 @@ def test_a_topic_that_became_disk_in_the_damage_gives_no_seq_twice(stands: bool)
         spoil_frames(driver, kind, "t" if kind == APPENDED else None)
     store = recover(after_power_loss(driver), driver.clock)
     topic = store.engine.state.topics["t"]
-    assert topic.config.durability == "fsync"
+    assert topic.config.durability == ("disk" if stands else "fsync"), "as a write that stands says"
     assert topic.head_seq >= acked
     assert holes_of(store, "t") == [(2 + stands, topic.head_seq, "corrupt")]
 
@@ -347,3 +348,213 @@ def test_a_topic_that_keeps_its_class_behind_the_damage_has_lost_just_what_is_mi
     spoil(driver)
     store = recover(after_power_loss(driver), driver.clock)
     assert (store.engine.state.topics["t"].head_seq, holes_of(store, "t")) == (2, [])
+
+
+@pytest.mark.parametrize("old", ["memory", "ephemeral"])
+def test_writes_behind_a_change_to_fsync_that_is_damaged_are_told(old: str):
+    driver = Driver(wal_file_bytes=20_000).start()
+    change_class(driver, old, "fsync")
+    driver.append("t", [Draft(b"1")] * 5)
+    driver.commit()
+    end_of_others(driver)
+    for kind in (UPDATED, APPENDED):
+        spoil_frames(driver, kind, "t" if kind == APPENDED else None)
+    topic = recover(after_power_loss(driver), driver.clock).engine.state.topics["t"]
+    assert topic.head_seq >= 6
+    assert topic.count == (old == "memory")
+    assert [tuple(hole) for hole in topic.holes.items] == [(1 + topic.count, topic.head_seq, "corrupt")]
+
+
+@pytest.mark.parametrize("power_loss", [True, False])
+@pytest.mark.parametrize("old", ["memory", "ephemeral", "disk"])
+def test_a_write_that_stands_behind_a_damaged_change_of_class_is_kept_by_the_new_class(old: str, power_loss: bool):
+    driver = Driver(wal_file_bytes=20_000).start()
+    change_class(driver, old, "fsync")
+    driver.append("t", [Draft(b"1")] * 5)
+    driver.commit()
+    end_of_others(driver)
+    spoil_frames(driver, UPDATED)
+    disk = driver.disk.crash(1, power_loss=power_loss)
+    for _ in range(2):
+        store = start(driver, disk)
+        topic = store.engine.state.topics["t"]
+        assert topic.config.durability == "fsync"
+        assert (topic.head_seq, topic.count) == (6, 5 if old == "ephemeral" else 6)
+        assert holes_of(store, "t") == ([(1, 1, "corrupt")] if old == "ephemeral" else [])
+        disk = disk.crash(2, power_loss=True)
+
+
+# -- damage at another time
+
+
+def test_damage_in_front_of_what_an_earlier_start_has_told_is_told_too():
+    """The start has told of nothing but a new epoch, and of damage elsewhere, when these writes were still whole."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("m", [Draft(b"1")], config={"durability": "memory"})
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
+    driver.put("other", {"durability": "fsync"})
+    driver.commit()
+    driver.append("other", [Draft(b'"first"')])
+    driver.commit()
+    driver.append("t", [Draft(VICTIM)] * 3)
+    driver.commit()
+    end_of_others(driver)
+    spoil(driver, b'"first"')
+    disk = after_power_loss(driver)
+    store = start(driver, disk)
+    assert holes_of(store, "t") == []
+    driver.disk, driver.store = disk, store
+    spoil(driver)
+    for seed in range(3):
+        store = start(driver, disk := disk.crash(seed, power_loss=True))
+        head = store.engine.state.topics["t"].head_seq
+        assert head >= 5
+        assert holes_of(store, "t") == [(3, head, "corrupt")]
+
+
+def test_damage_in_front_of_a_loss_that_was_told_leaves_no_hole_without_a_reason():
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "disk"})
+    driver.commit()
+    driver.append("t", [Draft(VICTIM)] * 3)
+    driver.commit()
+    driver.disk, driver.store = after_power_loss(driver), driver.store
+    driver.store = start(driver, driver.disk)  # an open ceiling is told as lost
+    told = holes_of(driver.store, "t")
+    assert [hole[0] for hole in told] == [6]
+    spoil(driver)
+    store = start(driver, driver.disk.crash(1, power_loss=False))
+    assert holes_of(store, "t") == [(3, 5, "corrupt"), *told]
+
+
+def test_damage_that_reaches_over_the_frame_up_to_which_a_checkpoint_has_a_topic():
+    """The topics of a checkpoint are captured one after another, while writes go on."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("t", [Draft(b"1")], config={"durability": "fsync"})
+    driver.append("other", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    work = driver.store.begin_checkpoint()
+    driver.append("t", [Draft(VICTIM)])
+    driver.commit()
+    list(work.capture())
+    driver.store.commit_all()
+    work.write()
+    assert driver.topic("t").applied_lsn > work.commit.cut_lsn
+    driver.append("t", [Draft(b"1")] * 3)
+    driver.commit()
+    end_of_others(driver)
+    spoil_frames(driver, APPENDED, "t")
+    store = start(driver, after_power_loss(driver))
+    head = store.engine.state.topics["t"].head_seq
+    assert head >= 5
+    assert holes_of(store, "t") == [(3, head, "corrupt")]
+
+
+def test_epochs_that_a_start_gave_in_a_frame_that_is_damaged_now_are_not_given_again():
+    driver = Driver(wal_file_bytes=20_000).start()
+    for name in "abcdefgh":
+        driver.append(name, [Draft(b"1")], config={"durability": "memory"})
+    driver.put("other", {"durability": "fsync"})
+    driver.commit()
+    driver.crash(1, power_loss=True)
+    seen = max(topic.epoch for topic in driver.store.engine.state.by_id.values())
+    end_of_others(driver)
+    spoil_frames(driver, RECOVERED)
+    for power_loss in (True, False):
+        assert start(driver, driver.disk.crash(1, power_loss=power_loss)).engine.state.next_epoch > seen
+
+
+def test_a_loss_takes_a_frame_no_less_than_is_counted_for_one():
+    _, body = encode_event(RangeLost(1, 1, 0, "crash", 1))
+    assert sum(map(len, body)) >= LOSS_BYTES_MIN
+
+
+# -- a removal that is damaged
+
+
+def removed_and_made_again(driver: Driver, again: str) -> None:
+    driver.append("t", [Draft(b'"old"')] * 9, config={"durability": "fsync"})
+    driver.commit()
+    driver.remove("t")
+    driver.commit()
+    driver.append(again, [Draft(b'"new"')] * 2, config={"durability": "fsync"})
+    driver.put("other", {"durability": "fsync"})
+    driver.commit()
+    end_of_others(driver)
+    spoil_frames(driver, REMOVED)
+
+
+@pytest.mark.parametrize("power_loss", [True, False])
+@pytest.mark.parametrize("again", ["t", "u"])
+def test_a_topic_whose_removal_is_damaged_does_not_come_back_beside_what_has_its_name_or_its_cell(
+    again: str, power_loss: bool
+):
+    driver = Driver(wal_file_bytes=20_000).start()
+    removed_and_made_again(driver, again)
+    disk = driver.disk.crash(1, power_loss=power_loss)
+    for round_number in range(3):
+        store = start(driver, disk)
+        state = store.engine.state
+        assert list(state.list_names("", "")) == sorted([again, "other"])
+        assert {topic.name for topic in state.by_id.values()} == {again, "other"}
+        assert (state.topics[again].head_seq, state.topics[again].count) == (2, 2)
+        assert holes_of(store, again) == []
+        if round_number == 1:
+            store.checkpoint()
+        disk = disk.crash(round_number, power_loss=power_loss)
+
+
+def test_a_topic_whose_removal_is_damaged_stays_removed_as_long_as_the_register_knows():
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("other", {"durability": "fsync"})
+    driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
+    driver.commit()
+    driver.remove("t")
+    driver.commit()
+    end_of_others(driver)
+    spoil_frames(driver, REMOVED)
+    disk = driver.disk.crash(1, power_loss=False)
+    for _ in range(3):  # and once that start has told of it, whatever happens
+        store = start(driver, disk)
+        assert set(store.engine.state.topics) == {"other"}
+        disk = disk.crash(2, power_loss=True)
+
+
+# -- what is set aside
+
+
+def test_writes_of_a_topic_whose_creation_is_damaged_are_kept_in_quarantine():
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.put("other", {"durability": "fsync"})
+    driver.commit()
+    driver.put("gone", {"durability": "fsync"})
+    driver.commit()
+    driver.append("gone", [Draft(b'"kept for people"')] * 2)
+    driver.commit()
+    end_of_others(driver)
+    spoil(driver, b"gone")
+    disk = after_power_loss(driver)
+    start(driver, disk)
+    copies = [get(disk, f"{walscan.QUARANTINE}/{name}") for name in disk.list(walscan.QUARANTINE)]
+    assert any(b'"kept for people"' in copy for copy in copies)
+
+
+def test_damaged_bytes_are_kept_also_behind_zeros():
+    """The snapshot says that there was more, and the log ends with what is left of it."""
+    driver = Driver(wal_file_bytes=20_000).start()
+    driver.append("t", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    work = driver.store.begin_checkpoint()
+    driver.append("t", [Draft(VICTIM)] * 5)
+    driver.commit()
+    list(work.capture())
+    driver.store.commit_all()
+    work.write()
+    driver.store.close()
+    path = wal.file_path(walscan.list_files(driver.disk)[-1])
+    last = walscan.scan_file(get(driver.disk, path)).frames[-1]
+    data = get(driver.disk, path)
+    put(driver.disk, path, data[: last.offset] + bytes(40) + data[last.offset + 40 :])
+    disk = after_power_loss(driver)
+    assert start(driver, disk).damaged_ranges
+    assert any(VICTIM in get(disk, f"{walscan.QUARANTINE}/{name}") for name in disk.list(walscan.QUARANTINE))

@@ -229,6 +229,23 @@ def test_read_cached_gives_up_where_the_file_system_cannot_say(real, monkeypatch
     assert file.read_cached(0, 1) is None  # it is not asked again
 
 
+def test_read_cached_asks_not_to_wait_for_the_disk(real, monkeypatch):
+    """It is called in a loop. Whether a page is cached is the kernel's business: a test can only see what it asks."""
+    read, asked = os.preadv, []
+
+    def preadv(fd, buffers, offset, flags=0):
+        asked.append(flags)
+        return read(fd, buffers, offset, flags)
+
+    file = real.create("a")
+    file.write_at(0, [b"x" * 5000])
+    monkeypatch.setattr(os, "preadv", preadv)
+    monkeypatch.setattr(os, "pread", fail_with(errno.EIO))  # these may wait
+    monkeypatch.setattr(os, "read", fail_with(errno.EIO))
+    assert file.read_cached(100, 50) in (b"x" * 50, None)
+    assert asked == [os.RWF_NOWAIT]
+
+
 def test_a_failed_close_is_not_repeated(real, monkeypatch):
     file = real.create("a")
     close = os.close

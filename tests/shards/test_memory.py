@@ -1,11 +1,22 @@
 """What a shard keeps resident: arrays, not objects per record. Real processes, real files."""
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 import trio
 
 from topics.testing.shard_process import ShardProcess
 
 BATCH = 10_000
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[ShardProcess]:
+    """Without the ordering monitor, which takes memory of its own."""
+    process = ShardProcess(tmp_path / "shard", watched=False)
+    yield process
+    process.clean_up()
 
 
 @pytest.mark.slow

@@ -1,4 +1,5 @@
-"""Topics that leave `ephemeral` with many records from before: what is left is worked out in a thread."""
+"""Topics that leave `ephemeral` with many records from before: what is left is worked out in a thread. And what a start
+tells of those that are `ephemeral`."""
 
 import threading
 from typing import Any
@@ -8,8 +9,11 @@ import trio
 
 from tests.shards.queue_shard import QueueShard, serving
 from topics.core import residence
+from topics.core.match import TagMatch
 from topics.core.residence import Survey
 from topics.core.topic import Topic
+from topics.testing.drafts import Draft
+from topics.testing.driver import Driver
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
 
@@ -135,3 +139,52 @@ async def test_a_survey_that_no_longer_holds_is_made_again(threads, monkeypatch)
         assert threads == [True, True]
         gone = {seq for hole in topic.holes.items for seq in range(hole.first, hole.last + 1)}
         assert not gone & set((await shown(shard))[3])
+
+
+# -- what a start tells
+
+
+def ephemeral(*tags: str) -> Driver:
+    driver = Driver().start()
+    driver.put("t", {"durability": "ephemeral"})
+    driver.append("t", [Draft(b"1", tag=tag) for tag in tags])
+    driver.commit()
+    return driver
+
+
+def holes_of(driver: Driver) -> list[tuple[int, int, str]]:
+    return [tuple(hole) for hole in driver.topic("t").holes.items]  # type: ignore[misc]
+
+
+def test_what_was_deleted_before_a_clean_stop_is_not_told():
+    driver = ephemeral("x", "x", "x")
+    driver.delete("t", None, TagMatch("Eq", "x"))
+    driver.restart()
+    assert (driver.topic("t").head_seq, holes_of(driver)) == (3, [])
+    driver.restart()
+    assert (driver.topic("t").head_seq, holes_of(driver)) == (3, [])
+
+
+def test_a_clean_stop_tells_of_all_up_to_the_last_record_that_was_live():
+    driver = ephemeral("x", "keep", "x", "x")
+    driver.delete("t", None, TagMatch("Eq", "x"))
+    for _ in range(3):  # it is told once
+        driver.restart()
+        assert (driver.topic("t").head_seq, holes_of(driver)) == (4, [(1, 2, "crash")])
+    driver.append("t", [Draft(b"2")])
+    driver.restart()
+    assert holes_of(driver) == [(1, 5, "crash")]
+
+
+@pytest.mark.parametrize("update", [False, True])
+def test_what_came_after_the_last_checkpoint_is_told_by_a_crash(update: bool):
+    driver = ephemeral("x", "x")
+    driver.delete("t", None, TagMatch("Eq", "x"))
+    driver.checkpoint()
+    driver.append("t", [Draft(b"1")] * 2)
+    if update:  # the log tells the head then, not only the register
+        driver.put("t", {"cap_records": 100})
+        driver.commit()
+    driver.crash(1, power_loss=False)
+    assert driver.topic("t").head_seq == 4
+    assert holes_of(driver)[-1][1] == 4

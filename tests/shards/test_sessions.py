@@ -212,7 +212,7 @@ async def test_heads_and_sizes_are_checked(gateway: Gateway) -> None:
         assert (await item(stream)).body == b"x" * limits.WATCH_DEFINITION_BYTES
     for code, head, size in (
         (errors.PAYLOAD_TOO_LARGE, {}, limits.WATCH_DEFINITION_BYTES + 1),
-        (errors.INVALID_REQUEST, {"wid": "x" * 129}, 1),
+        (errors.INVALID_REQUEST, {"wid": "x" * (limits.WATCH_ID_MAX + 1)}, 1),
         (errors.INVALID_REQUEST, {"wid": ""}, 1),
         (errors.INVALID_REQUEST, {"wid": "largest"}, 1),
         (errors.INVALID_REQUEST, {"cursors": {"t": [-1, 0]}}, 1),

@@ -260,6 +260,17 @@ def test_a_rewrite_drops_the_keys_whose_window_has_passed(monkeypatch):
     assert len(topic.keys) == 2
 
 
+def test_a_key_that_was_forgotten_stays_so_over_a_start_when_its_window_has_grown():
+    topic = Topic(1, "t", 1, intern(TopicConfig(idempotency_window_ms=120_000)))
+    topic.keys = KeyWindow()
+    stored = fresh_keys(topic.keys, 1, 2, 3)
+    topic.keys.forget_before(2500)  # the window was short then
+    decoded, _ = snapshot.decode_topic(1, snapshot.encode_topic(topic, 0), stored)
+    assert decoded.keys is not None
+    assert [decoded.keys.find(b"%016d" % seq, 3000, 120_000) is not None for seq in (1, 2, 3)] == [False, False, True]
+    assert len(decoded.keys) == 1
+
+
 # -- what a crash leaves
 
 

@@ -38,7 +38,19 @@ from topics.core.requests import Append, RecordIn
 from topics.core.state import ShardState, apply
 from topics.core.tags import Pattern
 from topics.limits import Limits
-from topics.shards import datafile, hidden, inspect, jobcolumns, leaselog, links, routers, session, sessions, snapshot
+from topics.shards import (
+    datafile,
+    hidden,
+    inspect,
+    jobcolumns,
+    leaselog,
+    links,
+    routers,
+    session,
+    sessions,
+    snapshot,
+    snapshot_form,
+)
 from topics.shards.book import BadEntry, Book
 from topics.shards.cold import ColdTier, ColdUnavailable
 from topics.shards.cold_files import RealColdFiles
@@ -81,7 +93,7 @@ def checked_snapshot(*records: tuple[int, bytes]) -> bytes:
 
 
 def decode_whole(kind: int) -> Callable[[bytes], SnapshotState]:
-    last = [] if kind == snapshot.COMMIT else [(snapshot.COMMIT, Commit().pack())]
+    last = [] if kind == snapshot_form.COMMIT else [(snapshot_form.COMMIT, Commit().pack())]
     return lambda body: snapshot.decode_snapshot(checked_snapshot((kind, body), *last), 1)
 
 
@@ -101,9 +113,9 @@ def decode_and_enter(data: bytes) -> None:
 
 CASES = {
     "topic": Case(lambda data: snapshot.decode_topic(7, data), BadSnapshot, [ENTRY]),
-    "commit": Case(decode_whole(snapshot.COMMIT), BadSnapshot, bodies(snapshot.COMMIT)),
-    "topics": Case(decode_whole(snapshot.TOPICS), BadSnapshot, bodies(snapshot.TOPICS)),
-    "keys": Case(decode_whole(snapshot.KEYS), BadSnapshot, bodies(snapshot.KEYS)),
+    "commit": Case(decode_whole(snapshot_form.COMMIT), BadSnapshot, bodies(snapshot_form.COMMIT)),
+    "topics": Case(decode_whole(snapshot_form.TOPICS), BadSnapshot, bodies(snapshot_form.TOPICS)),
+    "keys": Case(decode_whole(snapshot_form.KEYS), BadSnapshot, bodies(snapshot_form.KEYS)),
     "lease": Case(decode_and_apply, BadLeaseEvent, hidden_records("leases")),
     "group": Case(decode_and_enter, BadGroupEvent, hidden_records("groups")),
     "session": Case(session.decode_definition, BadEntry, [BOOKS["sessions"]["d:w_1"]]),
@@ -297,23 +309,23 @@ def commit_of(file: list[Any]) -> bytes:
 
 
 BAD_RECORDS = {
-    "commit": [(snapshot.COMMIT, msgpack.packb([1, 2, 3]))],
-    "commit of strings": [(snapshot.COMMIT, msgpack.packb(["1"] * 10))],
-    "commit with an unknown file": [(snapshot.COMMIT, commit_of([1, "zip", "f", 0, 0, 0]))],
+    "commit": [(snapshot_form.COMMIT, msgpack.packb([1, 2, 3]))],
+    "commit of strings": [(snapshot_form.COMMIT, msgpack.packb(["1"] * 10))],
+    "commit with an unknown file": [(snapshot_form.COMMIT, commit_of([1, "zip", "f", 0, 0, 0]))],
     "deletes that are none": [
-        (snapshot.COMMIT, commit_of([1, "segment", "f", 0, 0, 0, 1, b"\x09"]))
+        (snapshot_form.COMMIT, commit_of([1, "segment", "f", 0, 0, 0, 1, b"\x09"]))
     ],
-    "topics": [(snapshot.TOPICS, msgpack.packb({"a": 1})), (snapshot.COMMIT, Commit().pack())],
-    "no msgpack": [(snapshot.KEYS, b"\xc1"), (snapshot.COMMIT, Commit().pack())],
-    "an entry": [(snapshot.TOPICS, msgpack.packb([(7, b"\xc0")])), (snapshot.COMMIT, Commit().pack())],
+    "topics": [(snapshot_form.TOPICS, msgpack.packb({"a": 1})), (snapshot_form.COMMIT, Commit().pack())],
+    "no msgpack": [(snapshot_form.KEYS, b"\xc1"), (snapshot_form.COMMIT, Commit().pack())],
+    "an entry": [(snapshot_form.TOPICS, msgpack.packb([(7, b"\xc0")])), (snapshot_form.COMMIT, Commit().pack())],
     "an entry of another config": [
-        (snapshot.TOPICS, msgpack.packb([(7, OTHER_CONFIG)])),
-        (snapshot.COMMIT, Commit().pack()),
+        (snapshot_form.TOPICS, msgpack.packb([(7, OTHER_CONFIG)])),
+        (snapshot_form.COMMIT, Commit().pack()),
     ],
     "keys that are cut off": [
-        (snapshot.TOPICS, msgpack.packb([(7, ENTRY)])),
-        (snapshot.KEYS, msgpack.packb([(7, bytes(35))])),
-        (snapshot.COMMIT, Commit().pack()),
+        (snapshot_form.TOPICS, msgpack.packb([(7, ENTRY)])),
+        (snapshot_form.KEYS, msgpack.packb([(7, bytes(35))])),
+        (snapshot_form.COMMIT, Commit().pack()),
     ],
 }  # fmt: skip
 

@@ -425,13 +425,25 @@ def test_a_lost_header_of_the_only_file_deletes_nothing():
     assert get(files, PATH) == before
 
 
-def test_a_bad_header_over_a_file_without_frames_is_nothing():
+def test_a_bad_header_over_zeros_says_nothing_of_what_was_behind_it():
+    """It may never have had a frame. Nobody knows: what was in it may be damaged as well as the header is."""
     files = new_log([[400]] * 3, file_bytes=1024)
     writer = WalWriter(files, next_lsn=4, next_number=2, file_bytes=1024)
     writer.close()
     flip(files, 2, 18)
     lsns, report = check_settled(files)
-    assert (lsns, report.damage) == ([1, 2, 3], [])
+    assert lsns == [1, 2, 3]
+    assert report.has_lost_end
+    assert [(gap.first_lsn, gap.room) for gap in report.gaps] == [(4, limits.UNSTORED_BYTES_MAX)]
+
+
+def test_a_file_that_is_begun_anew_does_not_hide_behind_a_copy_of_an_older_one():
+    files = several_files()
+    flip(files, 1, frames_of(files, 1)[1].offset + 60)
+    check_settled(files)
+    for number in walscan.list_files(files):
+        files.unlink(wal.file_path(number))
+    assert read(files)[1].next_number == 2
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65])

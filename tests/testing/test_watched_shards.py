@@ -1,6 +1,8 @@
 """Shards that tests make are under the ordering monitor without asking for it."""
 
 import errno
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,6 +10,7 @@ import pytest
 import trio
 
 from topics.core.config import parse_config
+from topics.rpc.errors import PeerLost
 from topics.shards.failing_files import FailingFiles
 from topics.shards.files import Files, RealFiles
 from topics.shards.recovery import recover
@@ -17,6 +20,8 @@ from topics.shards.wal import WalWriter
 from topics.testing.disk_monitor import OrderingViolation
 from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles
+from topics.testing.shard_process import ShardProcess
+from topics.testing.watched_process import EXIT_DISORDER
 from topics.testing.watched_shards import VIOLATIONS
 
 
@@ -77,6 +82,24 @@ def test_an_ack_before_its_sync_in_a_running_shard(files, no_sync):
         trio.run(main)
     shard.abandon()
     assert len(VIOLATIONS) == 1
+
+
+async def test_an_ack_before_its_sync_ends_a_shard_process(tmp_path: Path):
+    forget = "WalWriter.sync = lambda self: setattr(self, 'synced_lsn', self.written_lsn)"
+    run = "runpy.run_module('topics.testing.watched_process', run_name='__main__', alter_sys=True)"
+    broken = f"import runpy, sys; del sys.argv[1:4]; from topics.shards.wal import WalWriter; {forget}; {run}"
+    shard = ShardProcess(tmp_path / "shard")
+    try:
+        shard.start(sys.executable, "-c", broken, stderr=subprocess.PIPE)
+        assert shard.process is not None
+        assert shard.process.stderr is not None
+        async with shard.connected() as client:
+            with pytest.raises(PeerLost):
+                await client.put("t")
+        assert shard.process.wait(timeout=60) == EXIT_DISORDER
+        assert b"acknowledged before wal/" in shard.process.stderr.read()
+    finally:
+        shard.clean_up()
 
 
 def test_after_a_failure_nothing_is_said():

@@ -153,13 +153,15 @@ class WentIdle(msgspec.Struct, frozen=True):
 class Recovered(msgspec.Struct, frozen=True):
     """All that a start has found to be lost, and the ids that it leaves out since others may still name them.
 
-    One frame, so that a crash keeps all of it or nothing. Behind it the log before it has no more to tell of, however
-    it is damaged, and nothing that was acked is at risk.
+    One frame, so that a crash keeps all of it or nothing. The gaps of the log that it tells of are told by no later
+    start, and when it is written nothing that was acked is at risk.
     """
 
     losses: list[RangeLost]
     next_topic_id: int
     next_epoch: int
+    gaps: list[tuple[int, int]] = []  # first and last lsn of the frames that are missing
+    removed: list[int] = []  # topics of which something else told that the frame that removed them is missing
 
 
 class CreatedAndAppended(msgspec.Struct, frozen=True):
@@ -202,7 +204,8 @@ def encode_event(event: Event) -> tuple[int, list[Part]]:
     if type(event) is RangeLost:
         return LOST, [_pack(_loss_fields(event))]
     if type(event) is Recovered:
-        return RECOVERED, [_pack([list(map(_loss_fields, event.losses)), event.next_topic_id, event.next_epoch])]
+        losses = list(map(_loss_fields, event.losses))
+        return RECOVERED, [_pack([losses, event.next_topic_id, event.next_epoch, event.gaps, event.removed])]
     if type(event) is Marked:
         return MARKED, [_pack([msgspec.to_builtins(mark) for mark in event.marks])]
     assert type(event) is WentIdle
@@ -249,7 +252,8 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     if kind == LOST:
         return RangeLost(*fields[:5])
     if kind == RECOVERED:
-        return Recovered([RangeLost(*loss[:5]) for loss in fields[0]], fields[1], fields[2])
+        losses = [RangeLost(*loss[:5]) for loss in fields[0]]
+        return Recovered(losses, fields[1], fields[2], [(first, last) for first, last in fields[3]], list(fields[4]))
     if kind == MARKED:
         return Marked([msgspec.convert(mark, Mark) for mark in fields])
     raise BadEvent(f"event kind {kind} is not known")

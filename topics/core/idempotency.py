@@ -36,7 +36,7 @@ def digest_record_key(key: str) -> bytes:
 
 
 class KeyWindow:
-    __slots__ = ("_count", "_floor", "_fresh", "_old", "_open", "_runs", "_table", "_twice")
+    __slots__ = ("_count", "_fresh", "_old", "_open", "_runs", "_table", "_twice", "floor")
 
     def __init__(self) -> None:
         self._table = KeyTable()
@@ -45,7 +45,7 @@ class KeyWindow:
         self._old: list[Run] = []  # all forgotten, and to be taken out of the table
         self._fresh: list[Run] = []  # what no checkpoint has stored yet
         self._count = 0
-        self._floor = 0  # what is older is forgotten
+        self.floor = 0  # what is older is forgotten, also by a window that grows later
         self._twice: dict[int, int] = {}  # by ts, how many stand in a run that came again before they were forgotten
 
     def __len__(self) -> int:
@@ -56,7 +56,7 @@ class KeyWindow:
         if value is None:
             return None
         found = Remembered._make(unpack_value(value))
-        return None if now_ms - found.ts > window_ms or found.ts < self._floor else found
+        return None if now_ms - found.ts > window_ms or found.ts < self.floor else found
 
     # --- remembering ----------------------------------------------------------------------------------------------
 
@@ -88,7 +88,7 @@ class KeyWindow:
     def _replaced(self, value: bytes) -> None:
         """It does not count any more, if it still did."""
         ts = unpack_value(value)[2]
-        if ts >= self._floor:
+        if ts >= self.floor:
             self._twice[ts] = self._twice.get(ts, 0) + 1
             self._count -= 1
 
@@ -113,7 +113,7 @@ class KeyWindow:
             self._open = None
         for stamp in [stamp for stamp in self._twice if stamp < ts]:
             self._count += self._twice.pop(stamp)
-        self._floor = ts
+        self.floor = ts
         return before - self._count
 
     def _forget(self, run: Run, upto: int) -> None:

@@ -118,6 +118,11 @@ class SeqRanges:
         index = bisect_left(self._lasts, seq)
         return index < len(self._firsts) and self._firsts[index] <= seq
 
+    def covers(self, first: int, last: int) -> bool:
+        """Whether all seqs from `first` to `last` are in it."""
+        index = bisect_left(self._lasts, first)
+        return index < len(self._firsts) and self._firsts[index] <= first and last <= self._lasts[index]
+
     def __iter__(self) -> Iterator[tuple[int, int]]:
         """The ranges in order, each as (first, last)."""
         return iter(zip(self._firsts, self._lasts, strict=True))

@@ -15,6 +15,7 @@ from topics import errors, limits
 from topics.core.config import ConfigPatch, parse_config
 from topics.core.idempotency import digest_record_key
 from topics.core.match import TagMatch, parse_match
+from topics.core.nulls import decode_without_nulls
 from topics.core.pieces import Reader, decode_pieces, find_non_utf8
 from topics.core.terms import check_term
 from topics.errors import TopicsError, invalid
@@ -45,7 +46,7 @@ class AppendBody(msgspec.Struct, frozen=True):
     idempotency_key: str | None = None
     create: bool | None = None
     config: msgspec.Raw = _NO_RAW
-    disable_backpressure: bool = False
+    disable_backpressure: bool | None = False
 
 
 class DiffBody(msgspec.Struct, frozen=True):
@@ -154,7 +155,7 @@ def decode_append(body: bytes | memoryview, topic: str, bounds: Limits, *, heade
         key,
         parsed.create,
         config,
-        parsed.disable_backpressure,
+        parsed.disable_backpressure is True,
         tuple(dedups),
         has_terms,
     )
@@ -306,7 +307,10 @@ def decode_body(decoder: msgspec.json.Decoder[Any], body: bytes | memoryview, bo
     try:
         # msgspec's Raw takes over invalid UTF-8 unseen, and one such record would poison every reader.
         str(body, "utf-8")
-        return decoder.decode(body)
+        try:
+            return decoder.decode(body)
+        except msgspec.ValidationError as refusal:
+            return decode_without_nulls(decoder, bytes(body), refusal)
     except UnicodeDecodeError as error:
         raise _not_utf8(error.start) from None
     except (msgspec.DecodeError, RecursionError) as error:

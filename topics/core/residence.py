@@ -16,7 +16,7 @@ from topics.core.bits import span
 from topics.core.chunk import Chunk
 from topics.core.config import TopicConfig
 from topics.core.deletion import strikes_in
-from topics.core.loss import CRASH
+from topics.core.loss import CORRUPT, CRASH
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 
@@ -63,6 +63,7 @@ def is_resident(topic: Topic) -> bool:
 
 def begin(topic: Topic) -> None:
     topic.resident_from = topic.head_seq + 1
+    topic.stored_live = None
     topic.close_tags()
     if topic.chunks:
         topic.chunks[-1].open = False
@@ -131,14 +132,14 @@ def end(topic: Topic, config: TopicConfig, ts: int, survey: Survey | None = None
 
 def _kept_of(topic: Topic, survey: Survey) -> Kept:
     before = topic.logged_chunks()
-    resident_last = _last_live(topic.chunks[len(before) :])
+    resident_last = last_live(topic.chunks[len(before) :])
     resident_first = topic.next_live(topic.resident_from - 1) if resident_last else 0
     evicted = topic.evicted
     floors = (topic.delete_below, evicted.cap_seq, evicted.ttl_seq)
     return Kept(survey.live, resident_first, resident_last, *floors, list(evicted.ranges), survey.encoded)
 
 
-def _last_live(chunks: list[Chunk]) -> int:
+def last_live(chunks: list[Chunk]) -> int:
     """The seq of the last live record, or 0."""
     for chunk in reversed(chunks):
         if chunk.live:
@@ -155,6 +156,20 @@ def restore(topic: Topic, kept: Kept) -> None:
     topic.strike(strikes_in(topic.chunks, gone), gone)
     if kept.resident_last:
         topic.lose(kept.resident_first, kept.resident_last, CRASH)
+
+
+def first_untold(topic: Topic) -> int:
+    """The first seq that is live, or gone without a reason that readers are told; head_seq + 1 if there is none."""
+    at = max(topic.evicted.floor, topic.delete_below)
+    while (hole := topic.holes.after(at - 1)) is not None and hole.first <= at:
+        at = hole.last + 1
+    return min(at, topic.earliest_seq)
+
+
+def forget(topic: Topic, last: int) -> None:
+    """In a replay: such a time ended behind `last`, and what was left of the topic then is not known."""
+    topic.lose(first_untold(topic), last, CORRUPT)
+    topic.resident_from = 0
 
 
 def _complement(live: SeqRanges, floor: int, head_seq: int) -> SeqRanges:

@@ -40,6 +40,7 @@ class Definition(msgspec.Struct, frozen=True, array_like=True):
 
 # --- requests and replies -------------------------------------------------------------------------------------------
 
+_REQUIRED = ("source", "dest")
 _FIELDS = (*Definition.__struct_fields__[:4], "create_dest", *Definition.__struct_fields__[4:])
 
 
@@ -50,6 +51,7 @@ def parse_router(body: bytes) -> tuple[Definition, bool]:
         if field not in _FIELDS:
             shown = str(field)[:64]
             raise invalid(f'unknown field "{shown}"; the fields of a router are {", ".join(_FIELDS)}', field=shown)
+    fields = {field: value for field, value in fields.items() if value is not None or field in _REQUIRED}
     source, dest = _topic_name(fields, "source"), _topic_name(fields, "dest")
     if source == dest:
         raise invalid("dest must differ from source", field="dest")

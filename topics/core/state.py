@@ -7,13 +7,14 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from msgspec.structs import replace
 from sortedcontainers import SortedList
 
 from topics import errors, limits
 from topics.core import config as configs
 from topics.core import derivation, residence
 from topics.core.block import Block
-from topics.core.config import ConfigPatch, TopicConfig
+from topics.core.config import ConfigPatch, TopicConfig, intern
 from topics.core.events import (
     Appended,
     CeilingReserved,
@@ -235,8 +236,9 @@ def apply(state: ShardState, event: Event, lsn: int) -> Any:
         return _apply_marked(state, event, lsn)
     if type(event) is Recovered:
         return _apply_recovered(state, event, lsn)
-    if isinstance(event, WentIdle | TopicCreated | CreatedAndAppended | Marked | Recovered):
+    if type(event) is WentIdle:
         return None
+    assert not isinstance(event, Appended | CreatedAndAppended | TopicCreated | Marked | Recovered | WentIdle)
     topic = state.by_id.get(event.topic_id)
     if topic is not None and type(event) is CeilingReserved:  # outside the topic's order: only ever raises
         topic.ceiling = max(topic.ceiling, event.ceiling)
@@ -272,10 +274,10 @@ def _apply_created(state: ShardState, event: TopicCreated, lsn: int) -> Topic:
     topic.last_ts = topic.created_ms = event.ts
     if residence.is_resident(topic):
         residence.begin(topic)
+    if not topic.hidden and event.name not in state.topics:  # it is if the frame that removed its topic is damaged
+        state.names.add(event.name)
     state.topics[event.name] = topic
     state.by_id[event.topic_id] = topic
-    if not topic.hidden:
-        state.names.add(event.name)
     state.next_topic_id = max(state.next_topic_id, event.topic_id + 1)
     state.next_epoch = max(state.next_epoch, event.epoch + 1)
     state.take_cell(event.cell)
@@ -287,6 +289,8 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     if topic is None or lsn <= topic.applied_lsn:
         return topic
     topic.applied_lsn = lsn
+    if state.damaged and event.durability not in ("", topic.config.durability):
+        _follow_class(topic, event)
     _bridge(state, topic, event.first_seq - 1)
     if event.first_seq <= topic.head_seq:
         return topic
@@ -327,6 +331,13 @@ def _bridge(state: ShardState, topic: Topic, last: int) -> None:
         derivation.miss(topic, last)
     else:
         topic.lose(topic.head_seq + 1, last, CORRUPT if state.damaged else CRASH)
+
+
+def _follow_class(topic: Topic, event: Appended) -> None:
+    """In a replay: the frame that changed the class is damaged. What was acked since then was acked by the new one."""
+    if residence.is_resident(topic):
+        residence.forget(topic, event.first_seq - 1)
+    topic.config = intern(replace(topic.config, durability=event.durability))
 
 
 def _apply_marked(state: ShardState, event: Marked, lsn: int) -> None:
@@ -374,8 +385,9 @@ def _apply_removed(state: ShardState, topic: Topic) -> Topic:
 
 
 def _apply_lost(state: ShardState, topic: Topic, event: RangeLost) -> Topic:
-    if topic.derived is not None:
+    if state.replaying or topic.derived is not None:
         _bridge(state, topic, event.first - 1)
+    if topic.derived is not None:
         topic.derived.give_up(event.first, event.last)
     topic.lose(event.first, event.last, event.reason)
     if topic.leases is not None:
@@ -393,5 +405,8 @@ def _apply_recovered(state: ShardState, event: Recovered, lsn: int) -> None:
         if topic is not None and lsn > topic.applied_lsn:
             topic.applied_lsn = lsn
             _apply_lost(state, topic, loss)
+    for topic_id in event.removed:
+        if topic_id in state.by_id:
+            _apply_removed(state, state.by_id[topic_id])
     state.next_topic_id = max(state.next_topic_id, event.next_topic_id)
     state.next_epoch = max(state.next_epoch, event.next_epoch)

@@ -47,8 +47,8 @@ class Topic:
         "count", "created_ms", "delete_below", "derived", "dirty", "epoch", "evicted", "expiries", "faded", "flips",
         "groups", "head_seq", "held", "hidden", "holes", "id", "keys", "last_read_ms", "last_ts", "last_write_ms",
         "leases", "name", "next_seq", "over", "packs_from", "parked", "pending", "pending_bytes", "pending_records",
-        "published", "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent", "tag_generations",
-        "waiters",
+        "published", "queued_ms", "refilled", "removing", "reserved", "resident_from", "spent", "stored_live",
+        "tag_generations", "waiters",
     )  # fmt: skip
 
     def __init__(self, topic_id: int, name: str, epoch: int, config: TopicConfig) -> None:
@@ -87,6 +87,7 @@ class Topic:
         self.ceiling = 0  # highest seq that may be acked before its own sync
         self.reserved = 0  # the ceiling that is on its way to the log
         self.resident_from = 0  # while `ephemeral`: the first seq that the log never had (residence.py)
+        self.stored_live: tuple[int, int] | None = None  # the head and the last live seq, as a checkpoint found them
         self.cell = 0  # cell of the head register
         self.dirty = False
         self.packs_from = 0  # packs with a lower id hold only superseded copies of its records
@@ -95,8 +96,7 @@ class Topic:
         self.published = False
         self.removing = False
         self.pending = 0
-        self.pending_records = 0
-        self.pending_bytes = 0
+        self.pending_records = self.pending_bytes = 0
         self.coming: ComingKeys | None = None  # their keys
         self.parked: list[Callable[[], None]] | None = None
         self.waiters: dict[Callable[[], None], None] | None = None  # long-polls, in their order; none cost nothing

@@ -131,11 +131,12 @@ class Request:
 
     @cached_property
     def args(self) -> dict[str, str]:
-        """The query's parameters; of a repeated one the last."""
+        """The query's parameters; of a repeated one the last. One without a value is absent."""
         try:
-            return dict(parse_qsl(self.query.decode("ascii"), keep_blank_values=True, errors="strict"))
+            given = dict(parse_qsl(self.query.decode("ascii"), keep_blank_values=True, errors="strict"))
         except ValueError:
             raise invalid("the query string is not valid percent-encoded UTF-8") from None
+        return {name: value for name, value in given.items() if value or name in _NEEDS_VALUE}
 
     def flag(self, name: str, default: bool) -> bool:
         if not self.query:
@@ -148,6 +149,7 @@ class Request:
         return _FLAGS[text]
 
 
+_NEEDS_VALUE = ("if_empty",)  # to pass it over would remove what it was to guard
 _FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 

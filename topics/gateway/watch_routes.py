@@ -6,7 +6,7 @@ import secrets
 
 import msgspec
 
-from topics import errors
+from topics import errors, limits
 from topics.core import watching
 from topics.errors import TopicsError, invalid, topic_not_found
 from topics.gateway import sse
@@ -20,7 +20,8 @@ from topics.gateway.watch_stream import LATER, Attachment, WatchStream, owner_of
 from topics.keys import ROUTE_SCOPES, authorise
 
 WID_BYTES = 16
-_WID = re.compile(r"wid_[A-Za-z0-9_-]{22}")
+WID_PATTERN = f"wid_[A-Za-z0-9_-]{{1,{limits.WATCH_ID_MAX - len('wid_')}}}"  # more than ours: none is known, 404
+_WID = re.compile(WID_PATTERN)
 _encode = msgspec.json.Encoder().encode
 
 

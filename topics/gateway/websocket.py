@@ -332,7 +332,7 @@ class WsSession:
         await self._reply(ws_frames.ack(request_id, reply.body, tail))
 
     def _append_head(self, command: Publish) -> dict[str, Any]:
-        head: dict[str, Any] = {"topic": command.topic, "return_seqs": command.return_seqs}
+        head: dict[str, Any] = {"topic": command.topic, "return_seqs": command.return_seqs is not False}
         if self._principal.prefixes:
             head["prefixes"] = self._principal.prefixes
         return head

@@ -97,7 +97,7 @@ class Publish(TopicCommand, frozen=True):
     """The fields of an append's body are passed on as they came."""
 
     records: msgspec.Raw = _NO_RAW
-    return_seqs: bool = True
+    return_seqs: bool | None = True
     node: msgspec.Raw = _NO_RAW
     idempotency_key: msgspec.Raw = _NO_RAW
     create: msgspec.Raw = _NO_RAW

@@ -47,7 +47,7 @@ from topics.shards import expiry
 from topics.shards.answers import Appending, Done, Fail, HasTime, Pending, Rendered
 from topics.shards.crowds import Crowds
 from topics.shards.endings import Endings
-from topics.shards.files import Register
+from topics.shards.files import REMOVED_CELL, Register
 from topics.shards.graves import Graves
 from topics.shards.idsalt import config_of_new, with_ids
 from topics.shards.keymemory import KeyMemory
@@ -442,7 +442,7 @@ class Engine:
                 self.removed_topics.append(topic.id)
                 self.quota.publish()
                 self.dirty.discard(topic)
-                self.register.set(topic.cell, 0)
+                self.register.set(topic.cell, REMOVED_CELL)
             done(result)
             self.wake_readers(topic)
             self.crowds.let_pass(topic, parked)

@@ -55,6 +55,9 @@ class File(Protocol):
     def close(self) -> None: ...
 
 
+REMOVED_CELL = 2**64 - 1  # no head: the topic of this cell was removed
+
+
 class Register(Protocol):
     """A mapped array of u64 that survives the death of the process but is not promised to survive the machine's."""
 

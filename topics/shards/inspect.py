@@ -16,7 +16,7 @@ from topics.core.chunk import DataFile
 from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, Marked, Recovered, decode_event
 from topics.core.packing import compression_of
 from topics.ids import SLOTS
-from topics.shards import datafile, slots, snapshot, wal, walscan
+from topics.shards import datafile, slots, snapshot, snapshot_form, wal, walscan
 from topics.shards.cold import ID_PATH, OWNER_PATH
 from topics.shards.recovery import REGISTER
 
@@ -250,8 +250,8 @@ def _snapshot(data: bytes, with_data: bool) -> Iterator[Line]:
             continue
         line |= {"kind": _RECORD_NAMES[record.kind], "group": record.group}
         try:
-            body = snapshot.decode_record(record.kind, record.body)
-            line |= _commit_fields(body) if isinstance(body, snapshot.CommitBody) else {"entries": len(body)}
+            body = snapshot_form.decode_record(record.kind, record.body)
+            line |= _commit_fields(body) if isinstance(body, snapshot_form.CommitBody) else {"entries": len(body)}
         except ValueError as error:
             yield line | {"check": True, "error": str(error)}
             continue
@@ -260,7 +260,7 @@ def _snapshot(data: bytes, with_data: bool) -> Iterator[Line]:
             yield from _snapshot_entry(record.kind, topic_id, entry)
 
 
-def _commit_fields(body: snapshot.CommitBody) -> Line:
+def _commit_fields(body: snapshot_form.CommitBody) -> Line:
     state = snapshot.SnapshotState()
     state.fold((), (), body)
     commit = state.commit
@@ -274,7 +274,7 @@ def _commit_fields(body: snapshot.CommitBody) -> Line:
 
 
 def _snapshot_entry(kind: int, topic_id: int, entry: bytes) -> Iterator[Line]:
-    if kind == snapshot.KEYS:
+    if kind == snapshot_form.KEYS:
         yield {"kind": "idempotency keys", "topic_id": topic_id, "n": len(entry) // 36}
         return
     try:
@@ -288,7 +288,7 @@ def _snapshot_entry(kind: int, topic_id: int, entry: bytes) -> Iterator[Line]:
     }  # fmt: skip
 
 
-_RECORD_NAMES = {snapshot.TOPICS: "topics", snapshot.COMMIT: "commit", snapshot.KEYS: "keys"}
+_RECORD_NAMES = {snapshot_form.TOPICS: "topics", snapshot_form.COMMIT: "commit", snapshot_form.KEYS: "keys"}
 
 
 # --- files without a magic ----------------------------------------------------------------------------------------

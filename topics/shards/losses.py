@@ -11,20 +11,23 @@ the same one.
 from bisect import bisect_right
 from collections.abc import Iterator
 from itertools import accumulate
+from operator import attrgetter
 
 from msgspec.structs import replace
 
 from topics import limits
-from topics.core import derivation
+from topics.core import derivation, residence
 from topics.core.events import Appended, CreatedAndAppended, Event, RangeLost, Recovered, TopicCreated, TopicUpdated
 from topics.core.loss import CORRUPT, CRASH
+from topics.core.ranges import SeqRanges
 from topics.core.state import ShardState
 from topics.core.topic import Topic
-from topics.shards.files import Register
+from topics.shards.files import REMOVED_CELL, Register
 from topics.shards.walscan import Gap, WalReport
 
 # Above the records in the damage: a ceiling may have been raised there for a write that comes behind it and is lost.
 DOUBTFUL_AHEAD = limits.BATCH_RECORDS_MAX + limits.CEILING_AHEAD
+LOSS_BYTES_MIN = 11  # that one with an epoch takes in a frame
 
 
 class Known:
@@ -32,15 +35,14 @@ class Known:
 
     def __init__(self, state: ShardState) -> None:
         self._lsn_of = {topic.id: topic.applied_lsn for topic in state.by_id.values()}
-        self._told_lsn = 0  # an earlier start has told of everything in front of it
-        self._starts: list[int] = []  # of the gaps behind that
+        self._told: list[tuple[int, int]] = []  # what earlier starts have told of
+        self.gaps: list[Gap] = []  # what nobody was told of yet, ascending
         self._records: list[int] = []  # that there may have been in them, up to each
-        self._frames = 0  # of them
 
     def learn(self, state: ShardState, event: Event, lsn: int) -> None:
         """Of a frame that stands and has been applied."""
         if type(event) is Recovered:
-            self._told_lsn = lsn
+            self._told += event.gaps
         elif type(event) is Appended:
             topic = state.by_id.get(event.topic_id)
             if topic is not None and topic.config.durability == event.durability:
@@ -51,31 +53,53 @@ class Known:
             self.learn(state, event.created, lsn)
 
     def gaps_in(self, report: WalReport) -> None:
-        """What nobody was told of yet."""
-        gaps = [gap for gap in report.gaps if gap.first_lsn > self._told_lsn]
-        self._starts = [gap.first_lsn for gap in gaps]
-        self._records = list(accumulate(map(_records_in, gaps)))
-        self._frames = sum(gap.last_lsn - gap.first_lsn + 1 for gap in gaps)
+        told = SeqRanges()
+        for first, last in sorted(self._told):
+            told.add(first, last)
+        self.gaps = [gap for gap in report.gaps if not told.covers(gap.first_lsn, gap.last_lsn)]
+        self._records = list(accumulate(map(_records_in, self.gaps), initial=0))
 
     @property
     def is_damaged(self) -> bool:
-        return bool(self._starts)
+        return bool(self.gaps)
 
     def missing(self, topic: Topic) -> int:
-        """How many of its records there may have been in damage behind all that tells of it."""
-        before = bisect_right(self._starts, self._lsn_of[topic.id])
-        total = self._records[-1] if self._records else 0
-        return total - (self._records[before - 1] if before else 0)
+        """How many of its records there may have been in damage that reaches behind all that tells of it."""
+        told = bisect_right(self.gaps, self._lsn_of[topic.id], key=attrgetter("last_lsn"))
+        return self._records[-1] - self._records[told]
 
     def pass_over_ids(self, state: ShardState) -> None:
-        """Each frame that is missing may have made a topic, whose id and epoch others still name."""
-        state.next_topic_id += self._frames
-        state.next_epoch += self._frames
+        """Each frame that is missing may have made a topic, whose id and epoch others still name, and what an earlier
+        start had found lost may have given epochs to many."""
+        state.next_topic_id += sum(map(_frames_in, self.gaps))
+        state.next_epoch += sum(_frames_in(gap) + gap.room // LOSS_BYTES_MIN for gap in self.gaps)
+
+
+def _frames_in(gap: Gap) -> int:
+    return gap.last_lsn - gap.first_lsn + 1
 
 
 def _records_in(gap: Gap) -> int:
-    frames = gap.last_lsn - gap.first_lsn + 1
-    return min(gap.room // limits.RECORD_BYTES_MIN, frames * limits.BATCH_RECORDS_MAX)
+    return min(gap.room // limits.RECORD_BYTES_MIN, _frames_in(gap) * limits.BATCH_RECORDS_MAX)
+
+
+def find_removed(state: ShardState, register: Register, trusted: bool) -> list[int]:
+    """Topics that are there because the frame that removed them is damaged, by id. Names and cells are given to others
+    only when that was durable, and until then the cell says so."""
+    newest: dict[int, int] = {}
+    for topic in state.by_id.values():
+        newest[topic.cell] = max(topic.id, newest.get(topic.cell, 0))
+    return [
+        topic.id
+        for topic in state.by_id.values()
+        if state.topics[topic.name] is not topic
+        or newest[topic.cell] != topic.id
+        or (trusted and _cell_of(register, topic) == REMOVED_CELL)
+    ]
+
+
+def _cell_of(register: Register, topic: Topic) -> int:
+    return register.get(topic.cell) if topic.cell < register.capacity() else 0
 
 
 def find_losses(
@@ -85,8 +109,7 @@ def find_losses(
     log ends with a mark that nothing acked was at risk."""
     for topic in state.by_id.values():
         if trusted:
-            last = register.get(topic.cell) if topic.cell < register.capacity() else 0
-            loss = _loss_of(topic, last, CORRUPT if known.is_damaged else CRASH)
+            loss = _loss_of(topic, _cell_of(register, topic), CORRUPT if known.is_damaged else CRASH)
             derivation.doubt(topic, state.boot)
         else:
             loss = _loss_after_power_loss(state, topic, known, idle)
@@ -96,14 +119,16 @@ def find_losses(
 
 def _loss_after_power_loss(state: ShardState, topic: Topic, known: Known, idle: bool) -> RangeLost:
     durability, reason = topic.config.durability, CORRUPT if known.is_damaged else CRASH
-    if _is_doubtful(topic, known, idle):
-        last = max(topic.ceiling, topic.head_seq + known.missing(topic) + DOUBTFUL_AHEAD)
-        derivation.doubt(topic, state.boot)
-        return RangeLost(topic.id, topic.head_seq + 1, last, reason, 0)  # of a derived topic: what was written to it
-    if durability == "disk" and not idle:
+    is_doubtful = _is_doubtful(topic, known, idle)
+    if durability == "disk" and not (idle or is_doubtful):
         return _loss_of(topic, topic.ceiling, reason)
     derivation.doubt(topic, state.boot)
-    loss = _loss_of(topic, 0, reason)
+    if is_doubtful:
+        last = max(topic.ceiling, topic.head_seq + known.missing(topic) + DOUBTFUL_AHEAD)
+        first = residence.first_untold(topic) if residence.is_resident(topic) else topic.head_seq + 1
+        loss = RangeLost(topic.id, first, last, reason, 0)  # of a derived topic: what was written to it
+    else:
+        loss = _loss_of(topic, 0, reason)
     if durability in ("memory", "ephemeral"):  # the head may have gone back
         loss = replace(loss, epoch=state.next_epoch)
         state.next_epoch += 1
@@ -111,29 +136,30 @@ def _loss_after_power_loss(state: ShardState, topic: Topic, known: Known, idle: 
 
 
 def _is_doubtful(topic: Topic, known: Known, idle: bool) -> bool:
-    """Whether damage may have taken the end of what was acked. In the other classes a new epoch tells that."""
+    """Whether damage may have taken the end of what was acked, or a change to a class that promises more."""
     durability = topic.config.durability
     if durability == "disk" and not idle:  # the ceiling may have been raised in the damage, too
         return known.is_damaged
-    return durability in ("disk", "fsync") and known.missing(topic) > 0
+    if durability in ("memory", "ephemeral") and topic.derived is not None:
+        return False  # a new epoch says that copies may be gone, and the source makes them again
+    return known.missing(topic) > 0
 
 
 def _loss_of(topic: Topic, last: int, reason: str) -> RangeLost:
     """What is to be told of a topic in which seqs up to `last` were given out."""
     first, last = topic.head_seq + 1, max(last, topic.head_seq)
-    if topic.config.durability == "ephemeral":  # its deletes were not logged, so nothing of what came back can stand
-        first, reason = _first_untold(topic), CRASH
+    if residence.is_resident(topic):
         if topic.derived is not None:
             topic.derived.filled(last)  # none of them come back
-    elif topic.derived is not None:  # these were copies, perhaps: the source tells
+        return RangeLost(topic.id, residence.first_untold(topic), _last_live(topic, last), CRASH, 0)
+    if topic.derived is not None:  # these were copies, perhaps: the source tells
         derivation.miss(topic, last)
         first = last + 1
     return RangeLost(topic.id, first, last, reason, 0)
 
 
-def _first_untold(topic: Topic) -> int:
-    """The first seq that is live, or gone without a reason that readers are told; head_seq + 1 if there is none."""
-    at = max(topic.evicted.floor, topic.delete_below)
-    while (hole := topic.holes.after(at - 1)) is not None and hole.first <= at:
-        at = hole.last + 1
-    return min(at, topic.earliest_seq)
+def _last_live(topic: Topic, last: int) -> int:
+    """Of an `ephemeral` topic. Its deletes were not logged, so any record may have been live, and none can stand. But
+    if nothing came since a checkpoint, all above the last record that was live then had been deleted."""
+    head_seq, live = topic.stored_live or (0, 0)
+    return live if head_seq == last else last

@@ -50,6 +50,7 @@ log = logging.getLogger(__name__)
 METHODS = ("claim", "ack", "nack", "extend", "work", "redrive", "copy")
 NONCE_BITS, COUNTER_BITS = 30, 33  # a number has to fit into 64 bits
 SWEEP_MIN = 64
+_PERF = {"throttle_wait_ms": 0.0}  # of a claim: no priority puts it off
 
 
 class Perf(Protocol):
@@ -314,7 +315,7 @@ class Claimer:
                 return
             if jobs is not None:
                 call.if_unheard(partial(self._give_back, jobs))
-            call.reply({"perf": {}}, replies.claimed(queue.topic, texts, self._queues.engine.state.now_ms))
+            call.reply({"perf": _PERF}, replies.claimed(queue.topic, texts, self._queues.engine.state.now_ms))
         except Exception as error:
             self._give_back(jobs)
             self.fail(error)

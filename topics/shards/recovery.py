@@ -18,11 +18,13 @@ from topics.core.chunk import Chunk, DataFile
 from topics.core.events import (
     IDLE,
     RECOVERED,
+    Appended,
     CreatedAndAppended,
     Event,
     Marked,
     RangeLost,
     Recovered,
+    TopicRemoved,
     WentIdle,
     decode_event,
 )
@@ -35,7 +37,7 @@ from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.cold import ColdTier, read_cold_index
 from topics.shards.engine import Engine
 from topics.shards.files import Files, boot_mark
-from topics.shards.losses import Known, find_losses
+from topics.shards.losses import Known, find_losses, find_removed
 from topics.shards.slots import UsedSlots
 from topics.shards.snapshot import SnapshotState
 from topics.shards.store import Store
@@ -88,6 +90,9 @@ def recover(
     trusted = register.get(0) == state.boot
     marked = report.last_kind in (IDLE, RECOVERED) or report.last_lsn == snap.commit.idle_lsn
     idle = marked and not report.has_lost_end
+    removed = find_removed(state, register, trusted) if report.gaps else []
+    for topic_id in removed:
+        apply(state, TopicRemoved(topic_id), report.next_lsn)
     losses = list(find_losses(state, register, known, trusted=trusted, idle=idle))
     used = UsedSlots(files)
     next_lsn = report.next_lsn
@@ -97,7 +102,10 @@ def recover(
         files, engine, writer, used, snapshot_log, snap.files.values(),
         snap.commit.next_file_id, report.files, bounds, cold,
     )  # fmt: skip
-    found = Recovered(losses, state.next_topic_id, state.next_epoch) if losses or known.is_damaged else None
+    found = None
+    if losses or removed or known.is_damaged:
+        gaps = [(gap.first_lsn, gap.last_lsn) for gap in report.gaps]
+        found = Recovered(losses, state.next_topic_id, state.next_epoch, gaps, removed)
     _finish(store, snap, touched, found)
     store.damaged_ranges = len(report.damage)
     _report(report, losses)
@@ -308,12 +316,15 @@ def _replay(
     progress: Callable[[int, int], None],
 ) -> None:
     """Apply every frame that stands. Note the ids of the topics they touch, and what they tell about them."""
+    first_new = state.next_topic_id  # from this id on the log tells of each topic how it came to be
     state.replaying = True
     for found in walscan.read_log(files, report, progress):
         state.damaged = bool(report.gaps)
         event = decode_event(found.kind, found.body)
         apply(state, event, found.lsn)
         known.learn(state, event, found.lsn)
+        if type(event) is Appended and event.topic_id not in state.by_id and event.topic_id >= first_new:
+            report.orphans.append((report.reading, found.offset, found.end))
         touched.update(_topics_of(event))
     known.gaps_in(report)
     state.replaying = False
@@ -329,7 +340,7 @@ def _topics_of(event: Event) -> list[int]:
     if type(event) is Marked:
         return [mark.topic_id for mark in event.marks]
     if type(event) is Recovered:
-        return [loss.topic_id for loss in event.losses]
+        return [*(loss.topic_id for loss in event.losses), *event.removed]
     return [] if type(event) is WentIdle else [event.topic_id]  # type: ignore[union-attr]
 
 
@@ -398,6 +409,8 @@ def _report(report: walscan.WalReport, losses: list[RangeLost]) -> None:
         )  # fmt: skip
     if len(report.damage) > RANGES_LOGGED_MAX:
         log.error("and %d more damaged ranges", len(report.damage) - RANGES_LOGGED_MAX)
+    if report.orphans:
+        log.error("%d writes of topics whose creation is damaged are kept in quarantine", len(report.orphans))
     lost = [loss for loss in losses if loss.first <= loss.last]
     if lost:
         log.warning("%d topics may have lost acked records; their readers get a tombstone", len(lost))

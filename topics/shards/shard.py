@@ -359,9 +359,7 @@ class Shard:
     async def _checkpoint_when_due(self) -> None:
         assert self.store is not None
         engine = self.store.engine
-        is_damaged = (
-            self.store.damaged_ranges > 0
-        )  # such a log is covered at once: more damage could take what was told
+        is_damaged = self.store.damaged_ranges > 0  # covered at once: more damage could take what was told
         last = -math.inf if is_damaged else trio.current_time()
         while True:
             await trio.sleep(CHECKPOINT_CHECK_S)

@@ -21,23 +21,34 @@ import contextlib
 import os
 import struct
 from collections.abc import Iterable, Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
-import msgspec
 import xxhash
 
+from topics.core import residence
 from topics.core.chunk import DataFile
 from topics.core.config import from_wire, to_wire
 from topics.core.derivation import Derived
 from topics.core.idempotency import KeyWindow
 from topics.core.keyruns import drop_older
-from topics.core.loss import Hole
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.limits import KIB
 from topics.malformed import MALFORMED
 from topics.shards.files import File, Files
+from topics.shards.snapshot_form import (
+    COLD,
+    COMMIT,
+    KEYS,
+    TOPICS,
+    CommitBody,
+    Entry,
+    Pair,
+    decode_commit,
+    decode_entry,
+    decode_record,
+)
 
 MAGIC = b"TOPICSSN"
 VERSION = 1
@@ -45,8 +56,6 @@ _HEADER = struct.Struct("<8sIIQQ24sQ")
 _RECORD = struct.Struct("<4sIIIQ")
 RECORD_MAGIC = b"TSR1"
 _U64 = struct.Struct("<Q")
-TOPICS, COMMIT, KEYS = 1, 2, 3
-COLD = 1  # the tier of a file in the cold directory
 BATCH = 512  # topics in one record
 KEYS_BYTES = 256 * KIB  # of keys in one record, about
 REWRITE_FACTOR = 4
@@ -57,7 +66,7 @@ _TODO = (
     "Nothing was changed. Restore this shard from a backup, or move the file away to start from the WAL that is left."
 )
 
-Pair = tuple[int, bytes]  # of a topic's id
+_NUMBERS = ("cut_lsn", "next_topic_id", "next_epoch", "next_cell", "next_file_id", "now_ms", "idle_lsn")
 
 
 class BadSnapshot(Exception):
@@ -118,7 +127,7 @@ class SnapshotState:
         self.group = 0  # the last committed one
         self.base = 0  # where the first group ends, which holds what there was when the file was begun
 
-    def fold(self, topics: Iterable[Pair], keys: Iterable[Pair], body: "CommitBody") -> None:
+    def fold(self, topics: Iterable[Pair], keys: Iterable[Pair], body: CommitBody) -> None:
         commit = self.commit
         for name in _NUMBERS:
             setattr(commit, name, getattr(body, name))
@@ -140,70 +149,6 @@ def _pack_file(info: DataFile) -> list[Any]:
     return [*fields, COLD, info.deleted] if info.cold else fields
 
 
-class _StoredFile(msgspec.Struct, frozen=True, array_like=True):
-    id: int
-    kind: Literal["segment", "pack"]
-    path: str
-    seed: int
-    topic_id: int
-    size: int
-    tier: int = 0
-    deleted: bytes = b""
-
-    def unpack(self) -> DataFile:
-        """ValueError if its deletes are no ranges."""
-        info = DataFile(self.id, self.kind, self.path, self.seed, self.topic_id)
-        info.size, info.cold, info.deleted = self.size, self.tier == COLD, self.deleted
-        if self.deleted:
-            SeqRanges.decode(self.deleted)
-        return info
-
-
-class CommitBody(msgspec.Struct, frozen=True, array_like=True):
-    """A commit record as it stands in the file."""
-
-    cut_lsn: int
-    next_topic_id: int
-    next_epoch: int
-    next_cell: int
-    next_file_id: int
-    now_ms: int
-    files: list[_StoredFile]
-    removed_files: list[int]
-    removed_topics: list[int]
-    idle_lsn: int
-
-
-class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A topic as it stands in the file."""
-
-    name: str
-    epoch: int
-    config: dict[str, Any]
-    head_seq: int
-    last_ts: int
-    delete_below: int
-    cap_seq: int
-    ttl_seq: int
-    evicted: list[tuple[int, int]]
-    holes: list[Hole]
-    applied_lsn: int
-    ceiling: int
-    cell: int
-    last_write_ms: int | None
-    packs_from: int
-    unflipped: bytes
-    resident_from: int
-    derived: list[Any] | None = None
-    created_ms: int | None = None
-
-
-_NUMBERS = ("cut_lsn", "next_topic_id", "next_epoch", "next_cell", "next_file_id", "now_ms", "idle_lsn")
-_commit = msgspec.msgpack.Decoder(CommitBody)
-_pairs = msgspec.msgpack.Decoder(list[Pair])
-_entry = msgspec.msgpack.Decoder(_Entry)
-
-
 def encode_topic(topic: Topic, packs_from: int) -> bytes:
     """A topic's scalars. Deletes that its files do not show yet may be laid over."""
     return _pack(
@@ -212,6 +157,8 @@ def encode_topic(topic: Topic, packs_from: int) -> bytes:
             topic.evicted.cap_seq, topic.evicted.ttl_seq, topic.evicted.ranges, topic.holes.items,
             topic.applied_lsn, topic.ceiling, topic.cell, topic.last_write_ms, packs_from, NO_SEQS, topic.resident_from,
             topic.derived.pack(topic) if topic.derived is not None else None, topic.created_ms,
+            residence.last_live(topic.chunks) if residence.is_resident(topic) else None,
+            topic.keys.floor if topic.keys is not None else 0,
         ]
     )  # fmt: skip
 
@@ -228,13 +175,13 @@ def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, 
     """The topic without its log (chunks come from the data files), and the deletes to lay over that. Raises
     BadSnapshot."""
     try:
-        return _decode_topic(topic_id, _entry.decode(data), keys)
+        return _decode_topic(topic_id, decode_entry(data), keys)
     except MALFORMED as error:
         what = f"the entry of topic {topic_id} checks, but cannot be read ({error})"
         raise BadSnapshot(f"the snapshot cannot be used: {what}. {_TODO}") from error
 
 
-def _decode_topic(topic_id: int, entry: _Entry, keys: bytes) -> tuple[Topic, SeqRanges]:
+def _decode_topic(topic_id: int, entry: Entry, keys: bytes) -> tuple[Topic, SeqRanges]:
     topic = Topic(topic_id, entry.name, entry.epoch, from_wire(entry.config))
     topic.head_seq = entry.head_seq
     topic.next_seq = entry.head_seq + 1
@@ -250,11 +197,13 @@ def _decode_topic(topic_id: int, entry: _Entry, keys: bytes) -> tuple[Topic, Seq
     topic.cell = entry.cell
     topic.packs_from = entry.packs_from
     topic.resident_from = entry.resident_from
+    topic.stored_live = (entry.head_seq, entry.stored_live) if entry.stored_live is not None else None
     topic.last_write_ms = entry.last_write_ms
     topic.derived = Derived.unpack(entry.derived) if entry.derived is not None else None
     if keys:
         topic.keys = KeyWindow()
         topic.keys.load(keys)
+        topic.keys.forget_before(entry.keys_floor or 0)
     return topic, SeqRanges.decode(entry.unflipped)
 
 
@@ -310,14 +259,6 @@ def decode_snapshot(data: bytes, generation: int) -> SnapshotState:
     if _later_group(data, at, seed, state.group + 1):
         raise BadSnapshot(_message(generation, f"it is damaged near byte {at}, before a later checkpoint"))
     return state
-
-
-def decode_record(kind: int, body: bytes) -> CommitBody | list[Pair]:
-    """The body of a record whose checksum holds. ValueError if it is none of its kind."""
-    try:
-        return _commit.decode(body) if kind == COMMIT else _pairs.decode(body)
-    except MALFORMED as error:
-        raise ValueError(str(error)) from error
 
 
 class _Record(NamedTuple):
@@ -428,7 +369,7 @@ class SnapshotLog:
         """Everything in one group, in a file of the next generation."""
         state = read_snapshot(self._files) if self._file is not None else SnapshotState()
         added = {info.id: info for info in commit.added + commit.changed}
-        state.fold(entries, keys, _commit.decode(commit.pack()))
+        state.fold(entries, keys, decode_commit(commit.pack()))
         whole = state.commit
         whole.added = [added.get(info.id, info) for info in state.files.values()]
         generation = self._generation + 1
@@ -462,7 +403,7 @@ def _open_keys(state: SnapshotState) -> list[tuple[int, bytes]]:
     """The keys whose window has not passed."""
     kept = []
     for topic_id, stored in state.keys.items():
-        config = from_wire(_entry.decode(state.topics[topic_id]).config)
+        config = from_wire(decode_entry(state.topics[topic_id]).config)
         oldest = state.commit.now_ms - config.idempotency_window_ms
         kept += [(topic_id, piece) for piece in drop_older(stored, oldest)]
     return kept

@@ -5,7 +5,6 @@ another, because two of them have no checksum: the head register and the slot ma
 the snapshot and the log know. A bit of theirs that contradicts nobody cannot be found.
 """
 
-import re
 import struct
 from collections.abc import Generator, Iterator
 
@@ -35,7 +34,6 @@ from topics.shards.verify_data import DataFileCheck
 from topics.shards.verify_log import KnownTopic, LogCheck
 
 RESTORE = "The shard does not start, and nothing is changed by trying. Restore it from a backup."
-_QUARANTINE_NAME = re.compile(r"wal-([0-9]{10})-([0-9]+)-([0-9]+)\.bin")
 _CELL = struct.Struct("<Q")
 
 
@@ -240,7 +238,7 @@ def _check_quarantine(files: Files, tally: Tally) -> Iterator[Finding]:
             continue
         tally.files += 1
         path = f"{walscan.QUARANTINE}/{name}"
-        match = _QUARANTINE_NAME.fullmatch(name)
+        match = walscan.QUARANTINE_NAME.fullmatch(name)
         what = "not a name that topics gives"
         if match is not None:
             number, low, high = (int(part) for part in match.groups())

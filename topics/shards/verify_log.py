@@ -106,7 +106,8 @@ class LogCheck:
         frames = scan.frames
         if scan.unreadable:
             self._told.add(number)
-            yield Finding(CORRUPT, path, 0, len(data), "neither its header nor a single frame checks", TELLS)
+            todo = COVERED if self._is_covered(number) else TELLS
+            yield Finding(CORRUPT, path, 0, len(data), "neither its header nor a single frame checks", todo)
         elif header is None:
             yield Finding(
                 CORRUPT, path, 0, wal.HEADER_BYTES, "the header does not check; the frames do",
@@ -131,6 +132,14 @@ class LogCheck:
                 tail = False
                 yield Finding(CORRUPT, path, end, None, f"bad bytes in the place of frame {expected}", COVERED)
         self._facts.append(_FileFacts(number, first_lsn, last_lsn, end, tail))
+
+    def _is_covered(self, number: int) -> bool:
+        """Whether the snapshot has all that an unreadable file had: the next one says with which frame it begins."""
+        for later in (other for other in walscan.list_files(self._files) if other > number):
+            header = wal.decode_file_header(walscan.load(self._files, later))
+            if header is not None:
+                return header[1] <= self._cut_lsn + 1
+        return False
 
     def _covered_gaps(self, path: str, first_lsn: int | None, frames: list[Found]) -> Iterator[Finding]:
         """Gaps between the frames of a file that the snapshot covers: of the others `read_log` tells."""
@@ -216,6 +225,8 @@ class LogCheck:
         if isinstance(event, Recovered):
             for loss in event.losses:
                 self._learn(loss, lsn)
+            for topic_id in event.removed:
+                self._topics.pop(topic_id, None)
             return
         known = self._topics.get(event.topic_id) if not isinstance(event, WentIdle) else None
         if known is None or lsn <= known.applied_lsn:

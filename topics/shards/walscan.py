@@ -15,9 +15,9 @@ The rules, in the order they are applied to the frames of all files:
 
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import groupby, islice, pairwise
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from typing import NamedTuple
 
 import xxhash
@@ -27,6 +27,7 @@ from topics.shards import wal
 from topics.shards.files import Files
 
 QUARANTINE = "quarantine"
+QUARANTINE_NAME = re.compile(r"wal-([0-9]{10})-([0-9]+)-([0-9]+)\.bin")  # of the bytes from one offset to another
 _FILE_NAME = re.compile(r"([0-9]{10})\.wal")
 _ANY_LSN = range(1 << 64)
 _NO_OFFSET = 1 << 63  # behind all that a file can have
@@ -59,6 +60,9 @@ class Damage(NamedTuple):
     last_lsn: int
 
 
+Place = tuple[int, int, int]  # file, offset, end
+
+
 class Gap(NamedTuple):
     """Frames [first_lsn, last_lsn] were synced and are not there; `room` is how many bytes they had at most."""
 
@@ -81,6 +85,8 @@ class WalReport:
         self.next_number = 1
         self.gaps: list[Gap] = []  # ascending
         self.damage: list[Damage] = []  # where they are: one gap may be in several places
+        self.orphans: list[Place] = []  # frames that stand and mean nothing without one that is missing
+        self.reading = 0  # the file that the last frame came from
         self.cut: tuple[int, int] | None = None  # (file, offset): nothing from here on stands
         self.files: list[tuple[int, int]] = []  # (number, last lsn up to and including this file)
 
@@ -131,10 +137,6 @@ def _scan_headless(data: bytes) -> Scan:
     frames, bad = _scan_frames(data, seed, _ANY_LSN)
     if frames:
         return Scan(frames, [(0, wal.HEADER_BYTES), *bad], False)
-    if any(data[: wal.HEADER_BYTES]) and not any(data[wal.HEADER_BYTES : wal.HEADER_BYTES + wal.FRAME_BYTES]):
-        return Scan(
-            [], [], len(data) < wal.HEADER_BYTES
-        )  # what is left of the header's sector says: no frame ever came
     return Scan([], [(0, len(data))] if data.strip(b"\0") else [], True)
 
 
@@ -148,7 +150,7 @@ def _scan_frames(data: bytes, seed: int, lsns: range) -> tuple[list[Found], list
         if found is None:
             start = at
             at = _next_good(data, view, at, seed, lsns)
-            if at < len(data) or any(data[start : start + wal.FRAME_BYTES]):
+            if at < len(data) or data.count(0, start) < at - start:
                 bad.append((start, at))
             continue
         frames.append(found)
@@ -215,8 +217,9 @@ class _Reading:
 
     def frames(self, progress: Callable[[int, int], None]) -> Iterator[Found]:
         report, numbers = self._report, self._numbers
-        report.next_number = numbers[-1] + 1 if numbers else 1
+        report.next_number = max([*numbers, *_set_aside(self._files)], default=0) + 1
         for index, number in enumerate(numbers):
+            report.reading = number
             data = load(self._files, number)
             scan = scan_file(data)
             self._note(number, data, scan)
@@ -285,7 +288,7 @@ class _Reading:
     def _lose(self, first_lsn: int, last_lsn: int, until: tuple[int, int] | None = None) -> None:
         """A gap, from where the last good frame ended to a place in the log, or to its end."""
         report, start = self._report, self._ended
-        end = until or (report.next_number - 1, _NO_OFFSET)
+        end = until or (self._numbers[-1] if self._numbers else 0, _NO_OFFSET)
         is_inside = start[0] == until[0] if until else False
         if until and start[1] == wal.HEADER_BYTES:
             is_inside = is_inside and 0 < self._begun <= first_lsn
@@ -295,7 +298,7 @@ class _Reading:
         report.damage += [Damage(*place, first_lsn, last_lsn) for place in self._places(start, end)]
         report.next_lsn = last_lsn + 1
 
-    def _places(self, start: tuple[int, int], end: tuple[int, int]) -> list[tuple[int, int, int]]:
+    def _places(self, start: tuple[int, int], end: tuple[int, int]) -> list[Place]:
         """The damaged byte ranges between two places, and one without bytes where files are missing."""
         between = [number for number in self._numbers if start[0] <= number <= end[0]]
         places = []
@@ -318,7 +321,7 @@ def settle(files: Files, report: WalReport) -> None:
     if report.damage:
         files.make_dir(QUARANTINE)
         files.sync_dir(".")
-        for stretch in _stretches(report.damage):
+        for stretch in _stretches(report):
             _quarantine(files, *stretch)
         files.sync_dir(QUARANTINE)
     if report.cut is not None:
@@ -327,13 +330,29 @@ def settle(files: Files, report: WalReport) -> None:
             _cut_file(files, later, offset if later == number else wal.HEADER_BYTES)
 
 
-def _stretches(damage: list[Damage]) -> Iterator[tuple[int, int, int]]:
-    """What to set aside: each damaged range, or all of a file from the first to the last if there are very many."""
-    for number, found in groupby(damage, attrgetter("file")):
-        ranges = [(one.offset, one.end) for one in found if one.end > one.offset]
+def _stretches(report: WalReport) -> Iterator[Place]:
+    """What to set aside: each range of bytes, or all of a file from the first to the last if there are very many."""
+    damaged = [(one.file, one.offset, one.end) for one in report.damage if one.end > one.offset]
+    for number, found in groupby(sorted({*damaged, *report.orphans}), itemgetter(0)):
+        ranges = _joined(found)
         if len(ranges) > limits.QUARANTINE_COPIES_MAX:
-            ranges = [(ranges[0][0], ranges[-1][1])]
-        yield from ((number, low, high) for low, high in ranges)
+            ranges = [(number, ranges[0][1], ranges[-1][2])]
+        yield from ranges
+
+
+def _joined(places: Iterable[Place]) -> list[Place]:
+    """Ascending ranges of one file, those that touch as one."""
+    joined: list[Place] = []
+    for number, low, high in places:
+        if joined and joined[-1][2] == low:
+            low = joined.pop()[1]
+        joined.append((number, low, high))
+    return joined
+
+
+def _set_aside(files: Files) -> list[int]:
+    """The log files of which there are copies: a new one of that name could not have its own."""
+    return [int(match[1]) for name in files.list(QUARANTINE) if (match := QUARANTINE_NAME.fullmatch(name))]
 
 
 def _cut_file(files: Files, number: int, offset: int) -> None:

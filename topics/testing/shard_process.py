@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import trio
 
 from topics.errors import TopicsError
@@ -22,17 +23,18 @@ DEADLINE_S = 120.0  # to start, to end: it is there to fail instead of hanging
 
 
 class ShardProcess:
-    """One shard's directory and, while it runs, its process."""
+    """One shard's directory and, while it runs, its process. `watched`: under the ordering monitor."""
 
-    def __init__(self, directory: Path, *args: str) -> None:
+    def __init__(self, directory: Path, *args: str, watched: bool = True) -> None:
         self.directory = directory
+        self._module = "topics.testing.watched_process" if watched else "topics.shards"
         self._args = args
         self._run_dir = tempfile.mkdtemp(prefix="tp-")
         self.socket = os.path.join(self._run_dir, "shard.sock")
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *wrapper: str, **options: Any) -> None:
-        command = [*wrapper, sys.executable, "-m", "topics.shards", "--dir", str(self.directory)]
+        command = [*wrapper, sys.executable, "-m", self._module, "--dir", str(self.directory)]
         command += ["--socket", self.socket, *self._args]
         self.process = subprocess.Popen(command, **options)
 
@@ -45,7 +47,8 @@ class ShardProcess:
         """SIGKILL, and wait until it is gone."""
         assert self.process is not None
         self.process.kill()
-        self.process.wait(timeout=DEADLINE_S)
+        status = self.process.wait(timeout=DEADLINE_S)
+        assert status == -signal.SIGKILL, f"it had ended by itself, with {status}"
 
     def stop(self) -> int:
         """SIGTERM; the exit status."""
@@ -99,6 +102,15 @@ class ShardProcess:
                 await trio.sleep(0.005)
 
 
+class RawPage(msgspec.Struct):
+    """A page whose records are the bytes that were read."""
+
+    records: list[msgspec.Raw]
+    tombstone: dict[str, Any] | None
+    next_from_seq: int
+    caught_up: bool
+
+
 class ShardClient:
     """The shard's calls with JSON in and out."""
 
@@ -118,6 +130,16 @@ class ShardClient:
 
     async def diff(self, topic: str, **query: Any) -> Any:
         return await self.call("diff", topic, query)
+
+    async def raw_pages(self, topic: str) -> AsyncIterator[RawPage]:
+        """From the beginning to the end, byte for byte: decoding would hide how a number or a string was written."""
+        from_seq, caught_up = 0, False
+        while not caught_up:
+            body = json.dumps({"from_seq": from_seq, "limit": 1000}).encode()
+            reply = await self.connection.call("diff", {"topic": topic}, body)
+            page = msgspec.json.decode(bytes(reply.body) + b"}", type=RawPage)
+            from_seq, caught_up = page.next_from_seq, page.caught_up
+            yield page
 
     async def read_all(self, topic: str) -> list[Any]:
         """Every record from the beginning; fails on a tombstone."""

@@ -3,6 +3,7 @@
 Called before anything imports `recover` or makes a `Shard`. A disk that is monitored already, or is one of the
 simulation's, is left to whoever made it: they know what to expect of it. A shard is watched until a call to its disk
 fails; how it gets over that is what the crash sweep and the simulation look into. Cold directories are not watched.
+Shards in processes of their own are if `watched_process.py` runs them; those of a whole server are not.
 """
 
 from typing import Any

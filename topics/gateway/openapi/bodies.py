@@ -1,12 +1,13 @@
 """Request bodies, as types for the document: the very structs that requests are decoded into.
 
 Where a struct keeps a part as bytes (`msgspec.Raw`), because it is checked elsewhere or passed on as it came, the type
-of that part is put in here. A topic's config and a router are checked field by field, so they are written down once
-more; tests hold their fields against those that are checked.
+of that part is put in here. A field that may be left out may also be null, as `topics/core/nulls.py` has it. A topic's
+config, in which null is no such thing, and a router are checked field by field, so they are written down once more;
+tests hold their fields against those that are checked.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -51,20 +52,22 @@ class RouterBody(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     source: str
     dest: str
-    preserve_node: bool = True
-    preserve_tag: bool = True
-    create_dest: bool = True
+    preserve_node: bool | None = True
+    preserve_tag: bool | None = True
+    create_dest: bool | None = True
     filter: Match | None = None
-    allow_cycle: bool = False
-    guarantee: Guarantee = "at_least_once"
+    allow_cycle: bool | None = False
+    guarantee: Guarantee | None = "at_least_once"
 
 
 def described(struct: type[msgspec.Struct], doc: str, types: Mapping[str, Any]) -> type[msgspec.Struct]:
-    """The same struct with other types for its fields of bytes; those may be left out unless they have no default."""
+    """The same struct with other types for some of its fields; those may be left out unless they have no default."""
     fields: list[Any] = []
     for field in msgspec.structs.fields(struct):
-        if field.name not in types:
-            fields.append((field.name, field.type) if field.required else (field.name, field.type, field.default))
+        if field.name not in types and field.required:
+            fields.append((field.name, field.type))
+        elif field.name not in types:
+            fields.append((field.name, field.type | None, field.default))
         elif field.required:
             fields.append((field.name, types[field.name]))
         else:
@@ -101,15 +104,20 @@ GroupBody = described(group_requests.GroupBody, "Where a new group begins.", {})
 FetchBody = described(group_requests.FetchBody, "What to read; who reads; where a group begins that is new.", {})
 GroupAckBody = described(group_requests.GroupAckBody, "How far a group is done.", {})
 SeekBody = described(group_requests.SeekBody, "Where a group is to go on.", {})
-WatchBody = described(watching.WatchBody, "What to follow, and from where.", {})
-Subscribe = described(ws_frames.Subscribe, "Follow one `topic`, or several `topics`.", {})
+Start = described(watching.Start, watching.Start.__doc__ or "", {})
+_starts: dict[str, Any] = {"topics": dict[str, Start | None]}  # type: ignore[valid-type]
+WatchBody = described(watching.WatchBody, "What to follow, and from where.", _starts)
+Subscribe = described(
+    ws_frames.Subscribe, "Follow one `topic`, or several `topics`.", {"topics": _starts["topics"] | None}
+)
 Unsubscribe = described(ws_frames.Unsubscribe, "Follow it no longer.", {})
-Credit = described(ws_frames.Credit, "Take so many more records.", {})
+Credit = described(ws_frames.Credit, "Take so many more records.", {"op": Literal["credit"]})
 WsAck = msgspec.defstruct(
     "WsAck", [], bases=(ws_frames.Ack,), namespace={"__doc__": "The group of the subscription is done up to here."}
 )
 Publish = described(
     ws_frames.Publish,
     "An append; its fields are those of `AppendBody`.",
-    _write | {"node": str | None, "idempotency_key": str | None, "create": bool | None, "disable_backpressure": bool},
+    _write
+    | {"node": str | None, "idempotency_key": str | None, "create": bool | None, "disable_backpressure": bool | None},
 )

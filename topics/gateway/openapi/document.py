@@ -14,6 +14,7 @@ from topics.gateway.openapi.operations import OPERATIONS, WEBSOCKET
 from topics.gateway.openapi.rules import CONDITIONS, Rule, rules
 from topics.gateway.routing import Route
 from topics.gateway.statuses import RETRY, STATUS
+from topics.gateway.watch_routes import WID_PATTERN
 from topics.keys import scope_names
 from topics.limits import Limits
 
@@ -25,11 +26,20 @@ error envelope; branch on `error.code`. More fields may come to any answer: igno
 
 GET routes also answer HEAD. A wrong path is 404, a wrong method 405 with `Allow`. What is no proper HTTP is refused
 with the same envelope before a route is looked for (400, 414, 417, 431, 501, 505). Bodies may be gzipped, and
-answers are if that is asked for."""
+answers are if that is asked for. Null in an optional field of a body (but for a topic's config) and an empty parameter
+are the same as none; only an empty `if_empty` is refused."""
 STARTS = ("DiffBody", "Start", "Subscribe")  # they begin at a seq or at a time
+ONE_START = {
+    "required": ["from_seq", "from_ts"],
+    "properties": {"from_seq": {"type": "integer"}, "from_ts": {"type": "integer"}},
+}
 NUMERIC = ("minimum", "maximum")
-WIDS = "^wid_[A-Za-z0-9_-]{22}$"
-PATHS = {"topic": f"^{TOPIC_PATTERN}$", "group": f"^{TOPIC_PATTERN}$", "router": f"^{ROUTER_PATTERN}$", "wid": WIDS}
+PATHS = {
+    "topic": f"^{TOPIC_PATTERN}$",
+    "group": f"^{TOPIC_PATTERN}$",
+    "router": f"^{ROUTER_PATTERN}$",
+    "wid": f"^{WID_PATTERN}$",
+}
 EXAMPLE_GROUP = "billing"
 # Statuses of the HTTP layer, for which no code of its own stands.
 REFUSALS = {408: "The body did not come in time.", 414: "The URL is too long.", 431: "The headers are too large."}
@@ -121,7 +131,8 @@ def _parameter(one: Parameter) -> dict[str, Any]:
 def _answers(operation: Operation) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for status, struct in operation.answers.items():
-        shown: dict[str, Any] = {**operation.shown, "performance": {"server_total_ms": 0.41}}
+        shown: dict[str, Any] = {**operation.shown}
+        shown["performance"] = {"server_total_ms": 0.41} | shown.get("performance", {})
         if "created" in shown:
             shown["created"] = status == 201
         text = "It was created." if status == 201 else "Done."
@@ -193,7 +204,7 @@ def _schemas(used: Iterable[Operation], bounds: Limits) -> dict[str, Any]:
         {"required": ["match"], "properties": {"match": {"type": ["string", "array"]}}},
     ]
     for name in STARTS:
-        schemas[name]["not"] = {"required": ["from_seq", "from_ts"]}
+        schemas[name]["not"] = ONE_START
     for name, conditions in CONDITIONS.items():
         schemas[name]["allOf"] = [dict(condition) for condition in conditions]
     return dict(sorted(schemas.items()))

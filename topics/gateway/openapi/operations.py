@@ -281,6 +281,7 @@ OPERATIONS |= {
             ],
             "count": 1,
             "ready": 840,
+            "performance": {"throttle_wait_ms": 0.0},
         },
         path="jobs",
         errors=(*NOT_QUEUE, *STORES),

@@ -45,7 +45,7 @@ def _needs(field: str, value: Mapping[str, Any], other: str) -> Mapping[str, Any
 _A_NUMBER = {"type": "integer"}
 _ONE_TIME = {"required": ["delay_ms", "not_before"], "properties": {"delay_ms": _A_NUMBER, "not_before": _A_NUMBER}}
 _FOR_A_GROUP: Mapping[str, Mapping[str, Any]] = {
-    "from": {},
+    "from": {"not": {"type": "null"}},
     "take_over": {"const": True},
     "consumer": {"not": {"type": "null"}},
 }
@@ -72,6 +72,7 @@ def rules(bounds: Limits) -> dict[str, Rule]:
 
 _SHOWN: Mapping[str, Rule] = {
     "performance": ("Where the time went.", {}),
+    "throttle_wait_ms": ("How long the request waited for its turn under pressure; a claim never does.", {}),
     "error": ("What was refused, and why.", {}),
     "code": ("Stable; branch on this.", {}),
     "message": ("For people; may change.", {}),
