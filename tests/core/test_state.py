@@ -18,6 +18,7 @@ from topics.core.events import (
     decode_event,
     encode_event,
 )
+from topics.core.idempotency import digest_key
 from topics.core.ranges import SeqRanges
 from topics.core.requests import decode_append
 from topics.core.state import ShardState, apply
@@ -178,6 +179,21 @@ def test_keys_are_counted_and_forgotten_with_their_window(window: int):
     assert state.keys == len(keys) == 1 + window // 4
     core.forget_keys(state, state.topics["t"], T0 + 1000)
     assert state.keys == len(keys) == 0
+
+
+def test_a_write_forgets_no_key_before_its_window_has_passed():
+    """The window is up to and with its last millisecond, whatever else is written then."""
+    state = ShardState()
+    apply(state, created(idempotency_window_ms=10), 1)
+    apply(state, appended(state), 2)
+    topic = state.topics["t"]
+    assert topic.keys is not None
+    apply(state, appended(state, body=THREE.replace(b'"k"', b'"other"'), now=T0 + 10), 3)
+    assert topic.keys.find(digest_key("k"), T0 + 10, 10) == (1, 3, T0)
+    assert state.keys == 2
+    apply(state, appended(state, body=THREE.replace(b'"k"', b'"third"'), now=T0 + 11), 4)
+    assert topic.keys.find(digest_key("k"), T0 + 11, 10) is None
+    assert state.keys == 2
 
 
 def test_deciding_to_create_changes_nothing():

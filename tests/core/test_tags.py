@@ -79,3 +79,13 @@ def test_the_tags_of_many_records_are_indexed_when_somebody_asks():
     assert LATER_RECORDS < index.at_most(exact) <= 2 * LATER_RECORDS + 1
     assert sorted(index.scan(exact)) == [1, 3, 5, 7, 9]
     assert index.at_most(exact) == LATER_RECORDS + 1
+
+
+def test_a_prefix_is_where_a_tag_begins_not_somewhere_in_it():
+    """A quoted prefix begins with a quote, which a tag may have inside, too."""
+    index = TagGeneration()
+    names: list[str | None] = ['a"ab', "ab", 'x\\"ab', "xab"]
+    index.add(tagged(1, names))
+    for match in (TagMatch("Glob", "ab"), TagMatch("Glob", "a"), TagMatch("Glob", "")):
+        assert sorted(index.scan(Pattern(match))) == scan(match, names)
+        assert sorted(index.find(Pattern(match))) == scan(match, names)

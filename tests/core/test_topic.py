@@ -69,6 +69,15 @@ def test_a_delete_moves_earliest_but_never_the_evict_floor():
     assert topic.gap_after(0) is None
 
 
+def test_a_delete_is_of_what_there_is_not_of_what_comes_later():
+    """The next start takes everything below `delete_below` for deleted."""
+    topic = grow(new_topic(), 5)
+    assert topic.delete(100, None) == 5
+    assert topic.delete_below == 6
+    grow(topic, 2)
+    assert floors(topic) == (1, 6, 7, 2)
+
+
 def test_expiry_moves_both_floors_without_a_write():
     topic = grow(grow(new_topic(ttl_ms=10), 2, T0), 2, T0 + 8)
     topic.expire(T0 + 10)
@@ -148,6 +157,14 @@ def test_reason_mixed_only_where_both_lie_ahead_of_the_cursor():
     grow(topic, 1, T0 + 11)  # 3..6 by ttl
     assert topic.gap_after(0) == Tombstone(1, 6, "mixed", 6)
     assert topic.gap_after(2) == Tombstone(3, 6, "ttl", 4)
+
+
+def test_what_expired_behind_the_cursor_is_no_reason():
+    topic = grow(new_topic(cap_records=4, ttl_ms=10), 2)
+    grow(topic, 6, T0 + 11)  # 1, 2 by ttl, then 3, 4 by cap
+    assert topic.gap_after(0) == Tombstone(1, 4, "mixed", 4)
+    assert topic.gap_after(1) == Tombstone(2, 4, "mixed", 3)
+    assert topic.gap_after(2) == Tombstone(3, 4, "cap", 2)
 
 
 def test_a_gap_ends_at_the_first_live_record_even_if_deletes_widen_it():

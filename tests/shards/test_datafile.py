@@ -350,6 +350,9 @@ class CountingFile:
         self.reads.append(size)
         return self._inner.read_at(offset, size)
 
+    def size(self) -> int:
+        return self._inner.size()
+
 
 def count_reads(files: FaultyFiles, info: DataFile, match: TagMatch) -> tuple[int, list[int]]:
     file = CountingFile(files.open("f.idx"))

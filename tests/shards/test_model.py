@@ -190,6 +190,27 @@ class ShardMachine(RuleBasedStateMachine):
         before_seq = max(0, topic.head_seq + 1 - back) if back is not None else None
         self.driver.delete(name, before_seq, match)
 
+    @rule(which=st.integers(0, 2), ahead=st.integers(1, 5), batch=st.lists(drafts, min_size=1, max_size=3))
+    def delete_ahead(self, which: int, ahead: int, batch: list[Draft]) -> None:
+        """It means what is there: what gets those seqs later stays, over starts, too."""
+        self.delete(which, -ahead, None)
+        names = sorted(self.driver.model.topics)
+        if names:
+            self.append(names[which % len(names)], batch, None, None)
+
+    @precondition(lambda self: not self.driver.busy)
+    @rule(name=st.sampled_from(("a", "b")), old=st.integers(1, 3), new=st.integers(4, 8))
+    def lose_some_to_time_and_others_to_a_cap(self, name: str, old: int, new: int) -> None:
+        """One after the other, so that readers stand between the two losses."""
+        self.put(name, {"ttl_ms": 10, "cap_records": 3, "discard": "old"})
+        self.driver.commit()
+        draft = Draft(b"1", None, None)
+        self.append(name, [draft] * old, None, None)
+        self.driver.commit()
+        if not self.driver.busy:
+            self.driver.clock.advance(15)
+        self.append(name, [draft] * new, None, None)
+
     @rule(name=st.sampled_from(("a", "c:x")), really=st.integers(0, 3))
     def remove(self, name: str, really: int) -> None:
         if really:

@@ -222,10 +222,11 @@ def to_wire(config: TopicConfig) -> dict[str, Any]:
 
 
 def from_wire(stored: Mapping[str, Any]) -> TopicConfig:
-    """The reverse of `to_wire`. Fields of a later version are ignored, so that an older one can still start."""
-    if not stored:
-        return DEFAULT
-    return intern(TopicConfig(**{field: stored[field] for field in _FIELDS if field in stored}))
+    """The reverse of `to_wire`. Fields of a later version are ignored, so that an older one can still start.
+
+    ValueError if it is no configuration, or a field has a value that this version does not know.
+    """
+    return DEFAULT if stored == {} else intern(msgspec.convert(stored, TopicConfig))
 
 
 _FIELDS = TopicConfig.__struct_fields__

@@ -48,6 +48,16 @@ class Mark(msgspec.Struct, frozen=True, array_like=True):
     boot: int = 0  # of the machine, when the topic was last sure; 0: not known
 
 
+class _Stored(msgspec.Struct, array_like=True):
+    """What `Derived.pack` gives."""
+
+    mark: Mark
+    missing: list[tuple[int, int]]
+    positions: list[Position]
+    struck: bytes
+    skipped: bytes
+
+
 class Derived:
     __slots__ = (
         "boot", "dest_seq", "fresh", "generation", "id_ts", "marked", "missing", "positions", "seq", "skipped",
@@ -187,12 +197,13 @@ class Derived:
 
     @classmethod
     def unpack(cls, fields: list[Any]) -> "Derived":
-        mark, missing, positions, struck, skipped = fields[:5]
-        derived = cls(msgspec.convert(mark, Mark))
-        derived.missing = [(first, last) for first, last in missing]
-        derived.positions = [Position(*position) for position in positions]
-        derived.struck = SeqRanges.decode(struck)
-        derived.skipped = SeqRanges.decode(skipped)
+        """ValueError if they are none that `pack` gives."""
+        stored = msgspec.convert(fields, _Stored)
+        derived = cls(stored.mark)
+        derived.missing = stored.missing
+        derived.positions = stored.positions
+        derived.struck = SeqRanges.decode(stored.struck)
+        derived.skipped = SeqRanges.decode(stored.skipped)
         return derived
 
 

@@ -24,6 +24,7 @@ from topics.core.derivation import Mark
 from topics.core.keyruns import DEDUP_BYTES, Dedups, NewKeys, pack_dedups, unpack_dedups
 from topics.core.ranges import SeqRanges
 from topics.core.residence import Kept
+from topics.malformed import MALFORMED
 
 CREATED, UPDATED, REMOVED, APPENDED, DELETED, RESERVED, LOST, IDLE, BOTH, MARKED, RECOVERED = range(1, 12)
 _APPENDED = struct.Struct("<QQQQIBBH")
@@ -214,10 +215,12 @@ def encode_event(event: Event) -> tuple[int, list[Part]]:
 def decode_event(kind: int, body: bytes | memoryview) -> Event:
     """The event of a frame; BadEvent for anything this version does not know."""
     try:
-        return _decode(kind, body)
+        event = _decode(kind, body)
+        _check_types(event.created if type(event) is CreatedAndAppended else event)
+        return event
     except BadEvent:
         raise
-    except (ValueError, TypeError, IndexError, KeyError, struct.error, msgpack.UnpackException) as error:
+    except MALFORMED as error:
         raise BadEvent(f"event of kind {kind} cannot be read: {error}") from error
 
 
@@ -254,6 +257,22 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     if kind == MARKED:
         return Marked([msgspec.convert(mark, Mark) for mark in fields])
     raise BadEvent(f"event kind {kind} is not known")
+
+
+_PLAIN: dict[type, list[tuple[str, Any]]] = {
+    kind: [(field.name, field.type) for field in msgspec.structs.fields(kind) if field.type in (int, str)]
+    for kind in (TopicCreated, TopicUpdated, TopicRemoved, RecordsDeleted, CeilingReserved, RangeLost)
+}
+
+
+def _check_types(event: Event) -> None:
+    """So that it can be applied. Of the others every field is checked where it is decoded."""
+    for name, wanted in _PLAIN.get(type(event), ()):
+        if type(getattr(event, name)) is not wanted:
+            raise BadEvent(f"{name} of an event is of another type")
+    for mark in event.marks if type(event) is Marked else ():
+        if not all(0 <= first <= last for first, last in mark.skipped):
+            raise BadEvent("a mark skips what is no range")
 
 
 def _encoded_ranges(event: RecordsDeleted) -> bytes | None:

@@ -25,6 +25,7 @@ from topics.core.requests import U64_MAX
 from topics.core.seek import cursor_at
 from topics.core.topic import Topic
 from topics.errors import TopicsError, invalid
+from topics.malformed import MALFORMED
 
 KEPT, MOVED, REMOVED = 1, 2, 3
 
@@ -65,7 +66,26 @@ class GroupEvent(msgspec.Struct, frozen=True, array_like=True):
     fields: tuple[Any, ...] = ()
 
 
+class BadGroupEvent(ValueError):
+    """A record of the groups log that is none of this version."""
+
+
 _events = msgspec.msgpack.Decoder(list[GroupEvent])
+
+
+class _StoredGroup(msgspec.Struct, array_like=True):
+    cursor: int
+    consumer: str
+    left: list[str]
+    created_ms: int
+    moved_ms: int
+
+
+class _StoredMove(msgspec.Struct, array_like=True):
+    cursor: int
+
+
+_FIELDS: dict[int, Any] = {KEPT: _StoredGroup, MOVED: _StoredMove}
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -74,7 +94,15 @@ def encode(events: Iterable[GroupEvent]) -> bytes:
 
 
 def decode(record: bytes) -> list[GroupEvent]:
-    return _events.decode(record)
+    """Raises BadGroupEvent."""
+    try:
+        events = _events.decode(record)
+        for event in events:
+            if (wanted := _FIELDS.get(event.kind)) is not None:
+                msgspec.convert(event.fields, wanted)
+    except MALFORMED as error:
+        raise BadGroupEvent(str(error)) from error
+    return events
 
 
 # --- deciding -----------------------------------------------------------------------------------------------------

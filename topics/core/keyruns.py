@@ -26,6 +26,10 @@ pack_value = _VALUE.pack
 unpack_value = _VALUE.unpack
 
 
+class BadKeys(ValueError):
+    """Stored keys that are cut off."""
+
+
 class Run:
     """Some keys, oldest first. All but the open one of a window stay as they are, so that a thread may store them."""
 
@@ -87,7 +91,9 @@ def unpack_dedups(stored: memoryview) -> Dedups:
 
 
 def decode(stored: bytes | memoryview) -> list[tuple[bytes, bytes, int]]:
-    """(digest, value, ts) of stored keys, oldest first."""
+    """(digest, value, ts) of stored keys, oldest first. Raises BadKeys."""
+    if len(stored) % _KEY.size:
+        raise BadKeys(f"{len(stored)} bytes are no whole number of keys")
     found = [(digest, pack_value(*value), value[2]) for digest, *value in _KEY.iter_unpack(stored)]
     found.sort(key=lambda key: key[2])  # nearly always they are
     return found

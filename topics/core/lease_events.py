@@ -17,13 +17,18 @@ import msgpack
 import msgspec
 
 from topics.core.lease_parts import Failure, Grant, Move
-from topics.core.lease_snapshot import Snapshot
+from topics.core.lease_snapshot import Snapshot, StoredMove, check_stored
 from topics.core.leases import Leases
+from topics.malformed import MALFORMED
 
 CLAIMED, EXTENDED, RELEASED, MOVING, MOVED, STAYED, KEPT, VOIDED, BEGUN, PART = range(1, 11)
 
 
-class LeaseEvent(msgspec.Struct, frozen=True):
+class BadLeaseEvent(ValueError):
+    """A record of the leases log that is none of this version."""
+
+
+class LeaseEvent(msgspec.Struct, frozen=True, array_like=True):
     """What happened to a queue; `fields` as the kinds below say."""
 
     kind: int
@@ -87,6 +92,45 @@ def encode(event: LeaseEvent) -> bytes:
     return packed
 
 
+class _StoredGrant(msgspec.Struct, array_like=True):
+    node: str
+    number: int
+    deadline: int
+    seqs: list[int]
+    codes: bytes = b""
+    owner: int = 0
+
+
+class _StoredRelease(msgspec.Struct, array_like=True):
+    seqs: list[int]
+    due: int
+    failure: tuple[str, int] | None = None
+    counts: bool = True
+
+
+class _StoredSeqs(msgspec.Struct, array_like=True):
+    seqs: list[int]
+    back: bool = False
+
+
+class _StoredExtension(msgspec.Struct, array_like=True):
+    seqs: list[int]
+    deadline: int
+
+
+class _StoredKept(msgspec.Struct, array_like=True):
+    clean: bool
+    durable: bool
+    snapshot: list[Any]
+    begun: bool = False
+
+
+_stored = msgspec.msgpack.Decoder(LeaseEvent)
+_SHAPES: dict[int, Any] = {
+    EXTENDED: _StoredExtension, RELEASED: _StoredRelease, MOVED: _StoredSeqs, STAYED: _StoredSeqs,
+}  # fmt: skip
+
+
 class Kept:
     """All there is of a queue, instead of the events so far, or of those up to BEGUN if that was logged. `clean`: the
     shard stopped right behind it. Fields: clean, durable, the snapshot; true if BEGUN was logged."""
@@ -111,7 +155,31 @@ class Kept:
 
 
 def decode(data: bytes) -> LeaseEvent:
-    return LeaseEvent(*msgpack.unpackb(data, raw=False, strict_map_key=False))
+    """Raises BadLeaseEvent. Its fields fit its kind, so that it can be applied."""
+    try:
+        event = _stored.decode(data)
+        _check(event)
+    except MALFORMED as error:
+        raise BadLeaseEvent(str(error)) from error
+    return event
+
+
+def _check(event: LeaseEvent) -> None:
+    kind, fields = event.kind, event.fields
+    if kind == CLAIMED:
+        for stored in fields:
+            grant = msgspec.convert(stored, _StoredGrant)
+            if grant.codes and len(grant.codes) != len(grant.seqs):
+                raise BadLeaseEvent("a claim does not tell what each of its jobs was")
+    elif kind == PART:
+        check_stored(fields[0])
+    elif kind == MOVING:
+        for move in fields:
+            msgspec.convert(move, StoredMove)
+    elif kind == KEPT:
+        check_stored(msgspec.convert(fields, _StoredKept).snapshot)
+    elif kind in _SHAPES:
+        msgspec.convert(fields, _SHAPES[kind])
 
 
 class Replayed:
@@ -159,9 +227,9 @@ class Replayed:
     def _apply_to(self, leases: Leases, event: LeaseEvent) -> None:
         kind, fields = event.kind, event.fields
         if kind == CLAIMED:
-            leases.claim([_grant(*grant) for grant in fields])
+            leases.claim([_grant(*grant[:6]) for grant in fields])
         elif kind == EXTENDED:
-            leases.extend(*fields)
+            leases.extend(*fields[:2])
         elif kind == RELEASED:
             failure, counts = fields[2:4] if len(fields) > 2 else (None, True)
             failed = Failure(*failure) if failure is not None else None

@@ -23,6 +23,44 @@ from topics.core.seqtable import SeqTable
 _OF_JOBS = ("leases", "delayed", "deliveries", "moving", "failures", "spared")
 
 
+class _StoredLease(msgspec.Struct, array_like=True):
+    seq: int
+    number: int
+    deadline: int
+    node: int
+    owner: int = 0
+
+
+class StoredMove(msgspec.Struct, array_like=True):
+    seq: int
+    dest: str
+    deliveries: int
+    since: int
+    reason: str = ""
+    failed: int = 0
+    back: bool = False
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    cursor: int
+    dead_lettered: int
+    nodes: list[str]
+    leases: list[_StoredLease]
+    delayed: list[tuple[int, int]]
+    deliveries: list[tuple[int, int]]
+    moving: list[StoredMove]
+    cursors: list[tuple[int, int]] = []
+    failures: list[tuple[int, str, int]] = []
+    spared: list[tuple[int, int]] = []
+
+
+def check_stored(fields: list[Any]) -> None:
+    """ValueError if they are none that `Snapshot.unpack` reads."""
+    stored = msgspec.convert(fields, _Stored)
+    if not all(0 <= lease.node < len(stored.nodes) for lease in stored.leases):
+        raise ValueError("a lease of a node that is not named")
+
+
 class Snapshot(msgspec.Struct):
     cursor: int = 0
     dead_lettered: int = 0

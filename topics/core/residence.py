@@ -23,6 +23,18 @@ from topics.core.topic import Topic
 SURVEY_MIN = 64  # chunks with records from before; with fewer it takes no time
 
 
+class _Stored(msgspec.Struct, array_like=True):
+    """What `Kept.pack` gives."""
+
+    live: bytes
+    resident_first: int
+    resident_last: int
+    delete_below: int
+    cap_seq: int
+    ttl_seq: int
+    evicted: list[tuple[int, int]]
+
+
 class Kept(msgspec.Struct, frozen=True):
     """What is left of a topic at the end of such a time."""
 
@@ -40,9 +52,9 @@ class Kept(msgspec.Struct, frozen=True):
 
     @classmethod
     def unpack(cls, fields: list[Any]) -> "Kept":
-        live, resident_first, resident_last, delete_below, cap_seq, ttl_seq, evicted = fields[:7]
-        ranges = [(first, last) for first, last in evicted]
-        return cls(SeqRanges.decode(live), resident_first, resident_last, delete_below, cap_seq, ttl_seq, ranges)
+        """ValueError if they are none that `pack` gives."""
+        stored = msgspec.convert(fields, _Stored)
+        return cls(SeqRanges.decode(stored.live), *msgspec.structs.astuple(stored)[1:])
 
 
 def is_resident(topic: Topic) -> bool:

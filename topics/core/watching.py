@@ -12,6 +12,7 @@ from topics.core.names import check_topic_name
 from topics.core.requests import U64_MAX, check_node, check_start, decode_body
 from topics.errors import invalid
 from topics.limits import Limits
+from topics.malformed import MALFORMED
 
 
 class Start(msgspec.Struct, frozen=True):
@@ -108,4 +109,8 @@ def pack(subscription: Subscription) -> bytes:
 
 
 def unpack(definition: bytes) -> Subscription:
-    return _subscription.decode(definition)
+    """ValueError if it is none."""
+    try:
+        return _subscription.decode(definition)
+    except MALFORMED as error:
+        raise ValueError(f"a stored watch cannot be read: {error}") from error

@@ -9,7 +9,8 @@ In memory is a seq per key, not the values: they are read back when they are ask
 """
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import TypeVar
 
 import msgspec
 
@@ -18,11 +19,25 @@ from topics.core.block import BadBlock
 from topics.core.chunk import Chunk
 from topics.core.ranges import SeqRanges
 from topics.core.requests import Append, RecordIn
+from topics.malformed import MALFORMED
 from topics.shards import hidden
 from topics.shards.answers import Done, Fail
 from topics.shards.store import Store
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class BadEntry(ValueError):
+    """A key or a value that is not what its book keeps."""
+
+
+def decode_entry(value: bytes, kind: type[T]) -> T:
+    """The value of a key, of a book that keeps such structs. Raises BadEntry."""
+    try:
+        return msgspec.msgpack.decode(value, type=kind)
+    except MALFORMED as error:
+        raise BadEntry(str(error)) from error
 
 
 class Book:
@@ -47,7 +62,8 @@ class Book:
     def load(self) -> Iterator[tuple[str, bytes]]:
         """Every key with its value. To be exhausted once, before anything else.
 
-        An entry that cannot be read is logged and left out; its record stays where it is.
+        An entry that cannot be read is logged and left out; its record stays where it is. So it is with one whose
+        value is none, see `load_as`.
         """
         topic = self._engine.state.topics.get(self._name)
         if topic is None:
@@ -61,13 +77,27 @@ class Book:
         for chunk in list(topic.chunks):
             yield from self._entries_in(chunk, newest)
 
+    def load_as(self, decode: Callable[[str, bytes], T]) -> Iterator[tuple[str, T]]:
+        """The same with the values decoded; `decode` raises BadEntry."""
+        for key, value in self.load():
+            try:
+                yield key, decode(key, value)
+            except BadEntry as error:
+                log.error("entry %r of %s is lost: %s", key, self._name, error)
+
     def _keys_in(self, chunk: Chunk) -> list[tuple[str, int]]:
         try:
             block = hidden.read_block(self._store, chunk)
         except BadBlock as error:
             log.error("entries %d to %d of %s are lost: %s", chunk.first_seq, chunk.last_seq, self._name, error)
             return []
-        return [(_key_of(block.tag(index)), chunk.first_seq + index) for index in hidden.live_in(chunk)]
+        found = []
+        for index in hidden.live_in(chunk):
+            try:
+                found.append((_key_of(block.tag(index)), chunk.first_seq + index))
+            except BadEntry as error:
+                log.error("entry %d of %s is lost: %s", chunk.first_seq + index, self._name, error)
+        return found
 
     def _entries_in(self, chunk: Chunk, newest: set[int]) -> Iterator[tuple[str, bytes]]:
         wanted = [index for index in hidden.live_in(chunk) if chunk.first_seq + index in newest]
@@ -143,5 +173,8 @@ class Book:
 
 
 def _key_of(tag: bytes) -> str:
-    key: str = msgspec.json.decode(tag, type=str)
+    try:
+        key: str = msgspec.json.decode(tag, type=str)
+    except MALFORMED as error:
+        raise BadEntry(f"its key cannot be read: {error}") from error
     return key

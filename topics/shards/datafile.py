@@ -50,6 +50,7 @@ from topics.core.extras import BadExtras
 from topics.core.match import prefix_end
 from topics.core.packing import PLAIN, Packer, Packing, unpack
 from topics.core.tags import Pattern
+from topics.limits import BLOCK_RECORDS_MAX
 from topics.shards import jobcolumns
 from topics.shards.files import File, Files
 from topics.shards.jobcolumns import JobColumns
@@ -255,7 +256,7 @@ def decode_index(data: bytes, file_id: int) -> Index:
     if magic != INDEX_MAGIC or version != VERSION or owner != file_id or size != len(data):
         raise BadFile("index header is not plausible")
     entries = [Entry(*fields[:8]) for fields in _ENTRY.iter_unpack(data[at : at + blocks * _ENTRY.size])]
-    if sum(entry.n for entry in entries) != records:
+    if sum(entry.n for entry in entries) != records or not all(map(_is_plausible, entries)):
         raise BadFile("index entries do not add up")
     at += blocks * _ENTRY.size
     ts, sizes = array("I"), array("I")
@@ -271,6 +272,10 @@ def decode_index(data: bytes, file_id: int) -> Index:
     except BadExtras as error:
         raise BadFile(str(error)) from error
     return Index(entries, ts, sizes, tags, at + 8 * records, lost_bytes, jobs)
+
+
+def _is_plausible(entry: Entry) -> bool:
+    return 1 <= entry.n <= min(BLOCK_RECORDS_MAX, entry.frame_len) and entry.offset >= HEADER_BYTES
 
 
 def rebuild_index(files: Files, info: DataFile, data: bytes) -> Index:
@@ -415,6 +420,7 @@ class _TagRun:
 
     def __init__(self, file: File, info: DataFile) -> None:
         self._file = file
+        self._size = file.size()
         head = _INDEX_HEADER.unpack(self._read(0, _INDEX_HEADER.size))
         magic, version, blocks, records, count, _, _, owner, _ = head
         if magic != INDEX_MAGIC or version != VERSION or owner != info.id:
@@ -424,6 +430,8 @@ class _TagRun:
         self._blob_at: int = self._run_at + self.count * _TAG.size
 
     def _read(self, offset: int, size: int) -> bytes:
+        if not 0 <= size <= self._size - offset:
+            raise BadFile("index is cut off, or its tags do not stand where it says")
         data = self._file.read_at(offset, size)
         if len(data) != size:
             raise BadFile("index is cut off")

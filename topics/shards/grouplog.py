@@ -18,7 +18,7 @@ import msgspec
 from topics import limits
 from topics.core import groups as core
 from topics.core.block import BadBlock
-from topics.core.groups import GroupEvent
+from topics.core.groups import BadGroupEvent, GroupEvent
 from topics.core.requests import Append, RecordIn
 from topics.core.topic import Topic
 from topics.shards import hidden
@@ -137,4 +137,7 @@ def _stored(store: Store) -> Iterator[GroupEvent]:
             log.error("events %d to %d of consumer groups are lost: %s", chunk.first_seq, chunk.last_seq, error)
             continue
         for index in hidden.live_in(chunk):
-            yield from core.decode(hidden.data_of(block, index))
+            try:
+                yield from core.decode(hidden.data_of(block, index))
+            except BadGroupEvent as error:
+                log.error("events %d of consumer groups are lost: %s", chunk.first_seq + index, error)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgpack
 import msgspec
 import xxhash
 
@@ -17,7 +16,7 @@ from topics.core.chunk import DataFile
 from topics.core.events import Appended, BadEvent, CreatedAndAppended, Event, Marked, Recovered, decode_event
 from topics.core.packing import compression_of
 from topics.ids import SLOTS
-from topics.shards import datafile, slots, snapshot, wal, walscan
+from topics.shards import datafile, slots, snapshot, snapshot_form, wal, walscan
 from topics.shards.cold import ID_PATH, OWNER_PATH
 from topics.shards.files import REMOVED_CELL
 from topics.shards.recovery import REGISTER
@@ -250,37 +249,39 @@ def _snapshot(data: bytes, with_data: bool) -> Iterator[Line]:
         if record is None:
             yield line | {"kind": "bad bytes", "check": False}
             continue
-        fields = msgpack.unpackb(record.body, raw=False, strict_map_key=False)
         line |= {"kind": _RECORD_NAMES[record.kind], "group": record.group}
-        if record.kind == snapshot.COMMIT:
-            yield line | _commit_fields(fields) | {"check": True}
+        try:
+            body = snapshot_form.decode_record(record.kind, record.body)
+            line |= _commit_fields(body) if isinstance(body, snapshot_form.CommitBody) else {"entries": len(body)}
+        except ValueError as error:
+            yield line | {"check": True, "error": str(error)}
             continue
-        yield line | {"entries": len(fields), "check": True}
-        for topic_id, entry in fields:
+        yield line | {"check": True}
+        for topic_id, entry in body if isinstance(body, list) else ():
             yield from _snapshot_entry(record.kind, topic_id, entry)
 
 
-def _commit_fields(fields: list[Any]) -> Line:
+def _commit_fields(body: snapshot_form.CommitBody) -> Line:
     state = snapshot.SnapshotState()
-    state.fold((), (), fields)
+    state.fold((), (), body)
     commit = state.commit
     return {
         "cut_lsn": commit.cut_lsn, "next_topic_id": commit.next_topic_id, "next_epoch": commit.next_epoch,
         "next_file_id": commit.next_file_id, "now_ms": commit.now_ms, "idle_lsn": commit.idle_lsn,
         "files_added": [info.path for info in state.files.values() if not info.cold],
-        "files_cold": [info.path for info in state.files.values() if info.cold], "files_removed": fields[7],
-        "topics_removed": fields[8],
+        "files_cold": [info.path for info in state.files.values() if info.cold], "files_removed": body.removed_files,
+        "topics_removed": body.removed_topics,
     }  # fmt: skip
 
 
 def _snapshot_entry(kind: int, topic_id: int, entry: bytes) -> Iterator[Line]:
-    if kind == snapshot.KEYS:
+    if kind == snapshot_form.KEYS:
         yield {"kind": "idempotency keys", "topic_id": topic_id, "n": len(entry) // 36}
         return
     try:
         topic, _ = snapshot.decode_topic(topic_id, entry)
-    except (ValueError, TypeError, KeyError, msgpack.UnpackException) as error:
-        yield {"kind": "topic", "topic_id": topic_id, "error": str(error)}
+    except snapshot.BadSnapshot as error:
+        yield {"kind": "topic", "topic_id": topic_id, "error": str(error.__cause__)}
         return
     yield {
         "kind": "topic", "topic_id": topic_id, "epoch": topic.epoch, "name": topic.name, "head_seq": topic.head_seq,
@@ -288,7 +289,7 @@ def _snapshot_entry(kind: int, topic_id: int, entry: bytes) -> Iterator[Line]:
     }  # fmt: skip
 
 
-_RECORD_NAMES = {snapshot.TOPICS: "topics", snapshot.COMMIT: "commit", snapshot.KEYS: "keys"}
+_RECORD_NAMES = {snapshot_form.TOPICS: "topics", snapshot_form.COMMIT: "commit", snapshot_form.KEYS: "keys"}
 
 
 # --- files without a magic ----------------------------------------------------------------------------------------

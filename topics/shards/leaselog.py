@@ -22,7 +22,7 @@ import trio
 from topics import limits
 from topics.core import lease_events
 from topics.core.block import BadBlock
-from topics.core.lease_events import KEPT, VOIDED, Kept, LeaseEvent, Replayed
+from topics.core.lease_events import KEPT, VOIDED, BadLeaseEvent, Kept, LeaseEvent, Replayed
 from topics.core.lease_parts import DISCONNECTED, Failure
 from topics.core.leases import leases_of
 from topics.core.line import is_gone, is_uneven
@@ -244,4 +244,7 @@ def _events(store: Store) -> Iterator[LeaseEvent]:
             log.error("lease events %d to %d are lost: %s", chunk.first_seq, chunk.last_seq, error)
             continue
         for index in hidden.live_in(chunk):
-            yield lease_events.decode(hidden.data_of(block, index))
+            try:
+                yield lease_events.decode(hidden.data_of(block, index))
+            except BadLeaseEvent as error:
+                log.error("lease event %d is lost: %s", chunk.first_seq + index, error)

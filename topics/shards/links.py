@@ -20,7 +20,7 @@ from topics.core.derivation import Mark
 from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
-from topics.shards.book import Book
+from topics.shards.book import Book, decode_entry
 from topics.shards.heads import LinkHead, StoreHead, UnlinkHead, read_head
 from topics.shards.marks import Marks
 from topics.shards.store import Store
@@ -45,6 +45,11 @@ class Link(msgspec.Struct, frozen=True, array_like=True):
     dest_id: int
 
 
+def decode_link(entry: bytes) -> Link:
+    """Raises BadEntry."""
+    return decode_entry(entry, Link)
+
+
 class Links:
     def __init__(self, store: Store, marks: Marks) -> None:
         """Reads the book, so it is for recovery's thread; everything else is for the loop."""
@@ -54,8 +59,8 @@ class Links:
         self._book = Book(store, NAME)
         self._links: dict[str, Link] = {}
         self._by_dest: dict[int, set[str]] = defaultdict(set)  # topic id → routers
-        for name, entry in self._book.load():
-            self._note(name, msgspec.msgpack.decode(entry, type=Link))
+        for name, link in self._book.load_as(lambda _, entry: decode_link(entry)):
+            self._note(name, link)
 
     def handlers(self) -> Mapping[str, Handler]:
         return dict(zip(METHODS, (self._on_link, self._on_unlink, self._on_store), strict=True))

@@ -213,7 +213,7 @@ def _load_cold(
     topic = state.by_id.get(info.topic_id)
     if topic is None:
         return False
-    deleted = SeqRanges.decode(info.deleted)
+    deleted = SeqRanges.decode(info.deleted) if info.deleted else SeqRanges()
     index = read_cold_index(files, info, cold)
     for _, chunk in datafile.chunks_of(info, index):
         if _counts(topic, chunk):

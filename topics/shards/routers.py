@@ -37,7 +37,7 @@ from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.rpc.calls import Call, Handler
 from topics.shards.answers import Done, Fail
-from topics.shards.book import Book
+from topics.shards.book import Book, decode_entry
 from topics.shards.derived import METHODS as DERIVED_METHODS
 from topics.shards.derived import Derivation
 from topics.shards.doubts import Doubts
@@ -83,6 +83,11 @@ class Router(msgspec.Struct, frozen=True, array_like=True):
     held: int = -1  # while the destination is full: no copies of records above this seq were ever sent; -1: it is not
 
 
+def decode_router(entry: bytes) -> Router:
+    """Raises BadEntry."""
+    return decode_entry(entry, Router)
+
+
 class Routers:
     def __init__(self, store: Store, peers: Peers) -> None:
         """Reads the books, so it is for recovery's thread; everything else is for the loop."""
@@ -101,8 +106,7 @@ class Routers:
         self._control = trio.Lock()  # one change of definitions at a time
         self._tasks: trio.Nursery | None = None
         topics = store.engine.state.topics
-        for name, entry in self._book.load():
-            router = msgspec.msgpack.decode(entry, type=Router)
+        for name, router in self._book.load_as(lambda _, entry: decode_router(entry)):
             source = topics.get(router.definition.source)
             there = source is not None and source.id == router.source_id
             if there:

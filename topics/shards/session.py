@@ -12,6 +12,7 @@ import msgspec
 import trio
 
 from topics.rpc.calls import Call
+from topics.shards.book import decode_entry
 from topics.shards.heads import Cursors
 
 DEFINITION, SAVED = "d:", "c:"
@@ -99,8 +100,10 @@ class Session:
 
 
 def decode_definition(entry: bytes) -> Definition:
-    return msgspec.msgpack.decode(entry, type=Definition)
+    """Raises BadEntry."""
+    return decode_entry(entry, Definition)
 
 
 def decode_saved(entry: bytes) -> Saved:
-    return msgspec.msgpack.decode(entry, type=Saved)
+    """Raises BadEntry."""
+    return decode_entry(entry, Saved)

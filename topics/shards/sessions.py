@@ -33,7 +33,7 @@ from topics.errors import TopicsError, invalid
 from topics.rpc.calls import Call, Handler
 from topics.shards.book import Book
 from topics.shards.heads import AttachHead, DetachHead, LookHead, ProgressHead, SessionHead, read_head
-from topics.shards.session import DEFINITION, SAVED, Session, decode_definition, decode_saved
+from topics.shards.session import DEFINITION, SAVED, Definition, Saved, Session, decode_definition, decode_saved
 from topics.shards.store import Store
 
 log = logging.getLogger(__name__)
@@ -67,15 +67,14 @@ class Sessions:
     def _load(self) -> None:
         now = self._engine.now()
         saved = {}
-        for key, entry in self._book.load():
-            if key.startswith(DEFINITION):
-                definition = decode_definition(entry)
+        for key, entry in self._book.load_as(_decode):
+            if isinstance(entry, Definition):
                 wid = key.removeprefix(DEFINITION)
-                session = Session(wid, definition.owner, definition.created_ms, definition.cursors)
+                session = Session(wid, entry.owner, entry.created_ms, entry.cursors)
                 session.last_access_ms = now
                 self._sessions[wid] = self._idle[wid] = session
-            elif key.startswith(SAVED):
-                saved[key.removeprefix(SAVED)] = decode_saved(entry)
+            elif entry is not None:
+                saved[key.removeprefix(SAVED)] = entry
         for wid, state in saved.items():
             if (known := self._sessions.get(wid)) is not None:
                 known.cursors, known.clean = state.cursors, state.clean
@@ -287,6 +286,12 @@ class Sessions:
                 batch, size = {}, 0
         if batch:
             yield batch
+
+
+def _decode(key: str, entry: bytes) -> Definition | Saved | None:
+    if key.startswith(DEFINITION):
+        return decode_definition(entry)
+    return decode_saved(entry) if key.startswith(SAVED) else None
 
 
 def _item(session: Session) -> Mapping[str, object]:

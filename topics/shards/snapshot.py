@@ -32,11 +32,23 @@ from topics.core.config import from_wire, to_wire
 from topics.core.derivation import Derived
 from topics.core.idempotency import KeyWindow
 from topics.core.keyruns import drop_older
-from topics.core.loss import Hole
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.limits import KIB
+from topics.malformed import MALFORMED
 from topics.shards.files import File, Files
+from topics.shards.snapshot_form import (
+    COLD,
+    COMMIT,
+    KEYS,
+    TOPICS,
+    CommitBody,
+    Entry,
+    Pair,
+    decode_commit,
+    decode_entry,
+    decode_record,
+)
 
 MAGIC = b"TOPICSSN"
 VERSION = 1
@@ -44,14 +56,17 @@ _HEADER = struct.Struct("<8sIIQQ24sQ")
 _RECORD = struct.Struct("<4sIIIQ")
 RECORD_MAGIC = b"TSR1"
 _U64 = struct.Struct("<Q")
-TOPICS, COMMIT, KEYS = 1, 2, 3
-COLD = 1  # the tier of a file in the cold directory
 BATCH = 512  # topics in one record
 KEYS_BYTES = 256 * KIB  # of keys in one record, about
 REWRITE_FACTOR = 4
 REWRITE_MIN_BYTES = 1 << 20
 NO_SEQS = SeqRanges().encode()
 UNFLIPPED_AT = 15  # among the fields of a topic
+_TODO = (
+    "Nothing was changed. Restore this shard from a backup, or move the file away to start from the WAL that is left."
+)
+
+_NUMBERS = ("cut_lsn", "next_topic_id", "next_epoch", "next_cell", "next_file_id", "now_ms", "idle_lsn")
 
 
 class BadSnapshot(Exception):
@@ -112,22 +127,19 @@ class SnapshotState:
         self.group = 0  # the last committed one
         self.base = 0  # where the first group ends, which holds what there was when the file was begun
 
-    def fold(self, topics: Iterable[tuple[int, bytes]], keys: Iterable[tuple[int, bytes]], body: list[Any]) -> None:
+    def fold(self, topics: Iterable[Pair], keys: Iterable[Pair], body: CommitBody) -> None:
         commit = self.commit
-        (
-            commit.cut_lsn, commit.next_topic_id, commit.next_epoch, commit.next_cell, commit.next_file_id,
-            commit.now_ms, files, removed_files, removed_topics, commit.idle_lsn,
-        ) = body[:10]  # fmt: skip
+        for name in _NUMBERS:
+            setattr(commit, name, getattr(body, name))
         self.topics.update(topics)
         for topic_id, added in keys:
             self.keys.setdefault(topic_id, bytearray()).extend(added)
-        for topic_id in removed_topics:
+        for topic_id in body.removed_topics:
             self.topics.pop(topic_id, None)
             self.keys.pop(topic_id, None)
-        for fields in files:
-            info = _unpack_file(*fields)
-            self.files[info.id] = info
-        for file_id in removed_files:
+        for stored in body.files:
+            self.files[stored.id] = stored.unpack()
+        for file_id in body.removed_files:
             self.files.pop(file_id, None)
 
 
@@ -135,14 +147,6 @@ def _pack_file(info: DataFile) -> list[Any]:
     """A cold one has more fields, so that a program that does not know of them cannot take the file for lost."""
     fields = [info.id, info.kind, info.path, info.seed, info.topic_id, info.size]
     return [*fields, COLD, info.deleted] if info.cold else fields
-
-
-def _unpack_file(
-    file_id: int, kind: str, path: str, seed: int, owner: int, size: int, tier: int = 0, deleted: bytes = b""
-) -> DataFile:
-    info = DataFile(file_id, kind, path, seed, owner)
-    info.size, info.cold, info.deleted = size, tier == COLD, deleted
-    return info
 
 
 def encode_topic(topic: Topic, packs_from: int) -> bytes:
@@ -168,34 +172,39 @@ def lay_over(entry: bytes, unflipped: SeqRanges) -> bytes:
 
 
 def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, SeqRanges]:
-    """The topic without its log (chunks come from the data files), and the deletes to lay over that."""
-    (
-        name, epoch, config, head_seq, last_ts, delete_below, cap_seq, ttl_seq, ranges, holes, applied_lsn, ceiling,
-        cell, last_write_ms, packs_from, unflipped, resident_from, derived, created_ms, stored_live, keys_floor,
-    ) = [*msgpack.unpackb(data, raw=False, strict_map_key=False), None, None, None, None][:21]  # fmt: skip
-    topic = Topic(topic_id, name, epoch, from_wire(config))
-    topic.head_seq = head_seq
-    topic.next_seq = head_seq + 1
-    topic.last_ts = last_ts
-    topic.created_ms = created_ms or 0
-    topic.delete_below = delete_below
-    topic.evicted.cap_seq = cap_seq
-    topic.evicted.ttl_seq = ttl_seq
-    topic.evicted.ranges = [(first, last) for first, last in ranges]
-    topic.holes.items = [Hole(*hole) for hole in holes]
-    topic.applied_lsn = applied_lsn
-    topic.ceiling = topic.reserved = ceiling
-    topic.cell = cell
-    topic.packs_from = packs_from
-    topic.resident_from = resident_from
-    topic.stored_live = (head_seq, stored_live) if stored_live is not None else None
-    topic.last_write_ms = last_write_ms
-    topic.derived = Derived.unpack(derived) if derived is not None else None
+    """The topic without its log (chunks come from the data files), and the deletes to lay over that. Raises
+    BadSnapshot."""
+    try:
+        return _decode_topic(topic_id, decode_entry(data), keys)
+    except MALFORMED as error:
+        what = f"the entry of topic {topic_id} checks, but cannot be read ({error})"
+        raise BadSnapshot(f"the snapshot cannot be used: {what}. {_TODO}") from error
+
+
+def _decode_topic(topic_id: int, entry: Entry, keys: bytes) -> tuple[Topic, SeqRanges]:
+    topic = Topic(topic_id, entry.name, entry.epoch, from_wire(entry.config))
+    topic.head_seq = entry.head_seq
+    topic.next_seq = entry.head_seq + 1
+    topic.last_ts = entry.last_ts
+    topic.created_ms = entry.created_ms or 0
+    topic.delete_below = entry.delete_below
+    topic.evicted.cap_seq = entry.cap_seq
+    topic.evicted.ttl_seq = entry.ttl_seq
+    topic.evicted.ranges = entry.evicted
+    topic.holes.items = entry.holes
+    topic.applied_lsn = entry.applied_lsn
+    topic.ceiling = topic.reserved = entry.ceiling
+    topic.cell = entry.cell
+    topic.packs_from = entry.packs_from
+    topic.resident_from = entry.resident_from
+    topic.stored_live = (entry.head_seq, entry.stored_live) if entry.stored_live is not None else None
+    topic.last_write_ms = entry.last_write_ms
+    topic.derived = Derived.unpack(entry.derived) if entry.derived is not None else None
     if keys:
         topic.keys = KeyWindow()
         topic.keys.load(keys)
-        topic.keys.forget_before(keys_floor or 0)
-    return topic, SeqRanges.decode(unflipped)
+        topic.keys.forget_before(entry.keys_floor or 0)
+    return topic, SeqRanges.decode(entry.unflipped)
 
 
 def generations(files: Files) -> list[int]:
@@ -233,11 +242,16 @@ def decode_snapshot(data: bytes, generation: int) -> SnapshotState:
     waiting: dict[int, list[tuple[int, bytes]]] = {TOPICS: [], KEYS: []}
     while (record := _record_at(data, at, seed)) is not None and record.group == state.group + 1:
         at = record.end
-        fields = msgpack.unpackb(record.body, raw=False, strict_map_key=False)
-        if record.kind != COMMIT:
-            waiting[record.kind] += [(topic_id, entry) for topic_id, entry in fields]
-        else:
-            state.fold(waiting[TOPICS], waiting[KEYS], fields)
+        try:
+            body = decode_record(record.kind, record.body)
+            if isinstance(body, CommitBody):
+                state.fold(waiting[TOPICS], waiting[KEYS], body)
+            else:
+                waiting[record.kind] += body
+        except MALFORMED as error:
+            what = f"the record that ends at byte {at} checks, but cannot be read ({error})"
+            raise BadSnapshot(_message(generation, what)) from error
+        if record.kind == COMMIT:
             state.group = record.group
             waiting = {TOPICS: [], KEYS: []}
             state.end = at
@@ -301,10 +315,7 @@ def _later_group(data: bytes, at: int, seed: int, group: int) -> bool:
 
 
 def _message(generation: int, what: str) -> str:
-    return (
-        f"{path_of(generation)} cannot be used: {what}. Nothing was changed. Restore this shard from a backup, or move "
-        "the file away to start from the WAL that is left."
-    )
+    return f"{path_of(generation)} cannot be used: {what}. {_TODO}"
 
 
 class SnapshotLog:
@@ -358,8 +369,7 @@ class SnapshotLog:
         """Everything in one group, in a file of the next generation."""
         state = read_snapshot(self._files) if self._file is not None else SnapshotState()
         added = {info.id: info for info in commit.added + commit.changed}
-        fields = msgpack.unpackb(commit.pack(), raw=False, strict_map_key=False)
-        state.fold(entries, keys, fields)
+        state.fold(entries, keys, decode_commit(commit.pack()))
         whole = state.commit
         whole.added = [added.get(info.id, info) for info in state.files.values()]
         generation = self._generation + 1
@@ -393,7 +403,7 @@ def _open_keys(state: SnapshotState) -> list[tuple[int, bytes]]:
     """The keys whose window has not passed."""
     kept = []
     for topic_id, stored in state.keys.items():
-        config = from_wire(msgpack.unpackb(state.topics[topic_id], raw=False, strict_map_key=False)[2])
+        config = from_wire(decode_entry(state.topics[topic_id]).config)
         oldest = state.commit.now_ms - config.idempotency_window_ms
         kept += [(topic_id, piece) for piece in drop_older(stored, oldest)]
     return kept

@@ -10,8 +10,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import msgspec
-
 from topics import limits
 from topics.core.config import to_wire
 from topics.core.topic import Topic
@@ -19,10 +17,8 @@ from topics.ids import slot_of
 from topics.shards import datafile, links, routers, sessions, slots, snapshot
 from topics.shards.book import Book
 from topics.shards.files import RealFiles
-from topics.shards.links import Link
 from topics.shards.readonly_files import ReadOnlyFiles
 from topics.shards.recovery import check_that_log_meets, recover
-from topics.shards.routers import Router
 from topics.shards.session import DEFINITION, SAVED
 from topics.shards.slots import UsedSlots
 from topics.shards.store import Store
@@ -99,8 +95,8 @@ def keep_only(directory: Path, mine: Collection[int], now_ms: int) -> None:
         for topic in list(store.engine.state.topics.values()):
             if not topic.hidden and slot_of(topic.name) not in mine:
                 store.engine.remove_topic(topic.name, False, _done, _fail)
-        _prune(store, routers.NAME, lambda key, value: slot_of(_router(value).definition.source) in mine)
-        _prune(store, links.NAME, lambda key, value: slot_of(_link(value).dest) in mine)
+        _prune(store, routers.NAME, lambda key, value: slot_of(routers.decode_router(value).definition.source) in mine)
+        _prune(store, links.NAME, lambda key, value: slot_of(links.decode_link(value).dest) in mine)
         _prune(store, sessions.NAME, lambda key, value: (wid := _wid(key)) is None or slot_of(wid) in mine)
         store.commit_all()
         store.checkpoint([])
@@ -136,17 +132,9 @@ def _facts_of(topic: Topic) -> Facts:
 
 def _prune(store: Store, name: str, keeps: Callable[[str, bytes], bool]) -> None:
     book = Book(store, name)
-    gone = [key for key, value in book.load() if not keeps(key, value)]
+    gone = [key for key, kept in book.load_as(keeps) if not kept]
     if gone:
         book.remove_all(gone, _done, _fail)
-
-
-def _router(value: bytes) -> Router:
-    return msgspec.msgpack.decode(value, type=Router)
-
-
-def _link(value: bytes) -> Link:
-    return msgspec.msgpack.decode(value, type=Link)
 
 
 def _wid(key: str) -> str | None:

@@ -8,8 +8,6 @@ the snapshot and the log know. A bit of theirs that contradicts nobody cannot be
 import struct
 from collections.abc import Generator, Iterator
 
-import msgpack
-
 from topics.core.chunk import DataFile
 from topics.core.names import is_hidden_name
 from topics.ids import SLOTS, slot_of
@@ -96,7 +94,7 @@ def _check_snapshot(files: Files, tally: Tally) -> Generator[Finding, None, Snap
     tally.bytes += len(data)
     try:
         state = snapshot.decode_snapshot(data, known[-1])
-    except (BadSnapshot, ValueError, TypeError, KeyError, msgpack.UnpackException):
+    except BadSnapshot:
         yield _bad_snapshot(path, data)
         return None
     tally.checkpoints += state.group
@@ -127,9 +125,9 @@ def _load_topics(snap: SnapshotState, topics: dict[int, KnownTopic]) -> Iterator
     for topic_id, entry in snap.topics.items():
         try:
             topic, _ = snapshot.decode_topic(topic_id, entry, bytes(snap.keys.get(topic_id, b"")))
-        except (ValueError, TypeError, KeyError, struct.error, msgpack.UnpackException) as error:
+        except BadSnapshot as error:
             path = snapshot.path_of(snap.generation)
-            what = f"the entry of topic {topic_id} checks, but cannot be read: {error}"
+            what = f"the entry of topic {topic_id} checks, but cannot be read: {error.__cause__}"
             yield Finding(CORRUPT, path, None, None, what, RESTORE)
             continue
         topics[topic_id] = KnownTopic(topic)

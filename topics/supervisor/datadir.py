@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from topics.malformed import MALFORMED
 from topics.owners import explain
 
 FORMAT = 1
@@ -146,7 +147,7 @@ def _lock(path: Path, fd: int) -> None:
 
 
 def _holder(fd: int) -> Holder | None:
-    with suppress(msgspec.DecodeError):
+    with suppress(*MALFORMED):
         return msgspec.json.decode(os.pread(fd, 4096, 0), type=Holder)
     return None
 
@@ -162,7 +163,7 @@ def _alive(pid: int) -> bool:
         return False
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):
         return False
     except PermissionError:
         return True
@@ -177,7 +178,7 @@ def has_format(path: Path) -> bool:
     except FileNotFoundError:
         return False
     word, _, number = text.strip().partition(" ")
-    if word != "topics" or not number.isdecimal():
+    if word != "topics" or not number.isdecimal() or len(number) > 9:
         raise DataDirError(f"{file} does not name a format of topics; is {path} the right data directory?")
     if int(number) > FORMAT:
         raise NewerFormat(f"{path} was written by a newer topics (format {number}; this one reads {FORMAT})")

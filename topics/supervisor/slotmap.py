@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 
 from topics.ids import SLOTS as COUNT
+from topics.malformed import MALFORMED
 from topics.supervisor import slotswap
 from topics.supervisor.datadir import DataDirError, MissingShard, sync_dir, write_file
 
@@ -93,9 +94,10 @@ def load(data_dir: Path) -> SlotMap | None:
         return None
     try:
         found = msgspec.json.decode(text, type=SlotMap)
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise DataDirError(f"{data_dir / FILE} is damaged: {error}") from None
-    if found.version != VERSION or len(found.slots) != COUNT or min(found.slots) < 0:
+    numbers = (found.shards - 1, *found.slots)
+    if found.version != VERSION or len(found.slots) != COUNT or not all(0 <= shard < COUNT for shard in numbers):
         raise DataDirError(f"{data_dir / FILE} is damaged: not a map of {COUNT} slots, version {VERSION}")
     return found
 

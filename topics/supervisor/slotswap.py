@@ -10,11 +10,13 @@ next, a server or a rebalance, finishes it before anything else.
 """
 
 import os
+import re
 import shutil
 from pathlib import Path
 
 import msgspec
 
+from topics.malformed import MALFORMED
 from topics.supervisor.datadir import DataDirError, sync_dir, write_file
 
 FILE = "REBALANCE"
@@ -80,8 +82,11 @@ def _load(data_dir: Path) -> Swap | None:
         found = msgspec.json.decode((data_dir / FILE).read_bytes(), type=Swap)
     except FileNotFoundError:
         return None
-    except msgspec.DecodeError as error:
+    except MALFORMED as error:
         raise DataDirError(f"{data_dir / FILE} is damaged: {error}") from None
+    names = [*found.directories, *found.files]
+    if not all(re.fullmatch(r"[\w.-]+", name) and name.strip(".") for name in names):
+        raise DataDirError(f"{data_dir / FILE} is damaged: it names what is not in the data directory")
     if found.version != VERSION:
         raise DataDirError(f"{data_dir / FILE} is of version {found.version}; this program knows {VERSION}")
     return found

@@ -46,6 +46,7 @@ def queries(topic: ReferenceTopic, rng: random.Random) -> Iterator[Query]:
         head + 1,
         topic.earliest_seq - 1,
         topic.evict_floor - 1,
+        topic.evict_floor - 2,  # only what was lost last lies ahead of it
         *(rng.randint(0, head + 1) for _ in range(3)),
     }
     for from_seq in sorted(cursor for cursor in cursors if cursor >= 0):

@@ -10,6 +10,7 @@ import msgspec
 import xxhash
 
 from topics import limits
+from topics.malformed import MALFORMED
 from topics.shards.readonly_files import ReadOnlyFiles
 from topics.supervisor.datadir import sync_dir, write_file
 
@@ -73,7 +74,7 @@ class BackupStore:
             found = msgspec.json.decode((self.path / MANIFEST).read_bytes(), type=Manifest)
         except FileNotFoundError:
             return None
-        except msgspec.DecodeError as error:
+        except MALFORMED as error:
             raise BadBackup(f"{self.path / MANIFEST} cannot be read: {error}") from None
         if found.version not in (VERSION, WITH_COLD):
             raise BadBackup(f"{self.path} has a backup of version {found.version}; this program knows {WITH_COLD}")
