@@ -77,7 +77,7 @@ def recover(
     report = walscan.WalReport(snap.commit.cut_lsn, vouched)
     touched = _lose_unreadable(state, unreadable)
     known = Known(state)
-    _replay(files, state, report, known, touched, lambda done, total: progress(0.2 + 0.8 * done / total))
+    unstored = _replay(files, state, report, known, touched, lambda done, total: progress(0.2 + 0.8 * done / total))
     walscan.settle(files, report)
     known.pass_over_ids(state)
     snapshot_log = snapshot.SnapshotLog(files, snap)
@@ -93,6 +93,7 @@ def recover(
     next_lsn = report.next_lsn
     writer = WalWriter(files, next_lsn=next_lsn, next_number=report.next_number, file_bytes=wal_file_bytes)
     engine = Engine(state, register, clock, next_lsn=next_lsn, used_slots=used.all(), idle=idle, wake=wake)
+    engine.log.bytes_since_checkpoint = unstored
     store = Store(
         files, engine, writer, used, snapshot_log, snap.files.values(),
         snap.commit.next_file_id, report.files, bounds, cold,
@@ -306,21 +307,25 @@ def _replay(
     known: Known,
     touched: set[int],
     progress: Callable[[int, int], None],
-) -> None:
-    """Apply every frame that stands. Note the ids of the topics they touch, and what they tell about them."""
-    state.replaying = True
+) -> int:
+    """Apply every frame that stands. Note the ids of the topics they touch, and what they tell about them.
+
+    Returns how many bytes of the log they take: no checkpoint has them."""
+    size, state.replaying = 0, True
     for found in walscan.read_log(files, report, progress):
         state.damaged = bool(report.gaps)
         event = decode_event(found.kind, found.body)
         apply(state, event, found.lsn)
         known.learn(state, event, found.lsn)
         touched.update(_topics_of(event))
+        size += wal.FRAME_BYTES + len(found.body)
     known.gaps_in(report)
     state.replaying = False
     for topic in state.by_id.values():
         topic.published = True
         while topic.bury():
             pass
+    return size
 
 
 def _topics_of(event: Event) -> list[int]:
