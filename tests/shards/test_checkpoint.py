@@ -439,3 +439,27 @@ async def test_a_capture_that_fails_is_abandoned_and_nothing_acked_is_lost() -> 
     store = recover(disk.crash(0, power_loss=False), shard._clock)
     counts = {name: topic.count for name, topic in store.engine.state.topics.items()}
     assert counts == {"a": 20, "b": 30, "c": 30, "d": 30}
+
+
+@pytest.mark.parametrize("power_loss", [True, False])
+def test_a_log_file_stays_while_its_last_frame_is_in_no_checkpoint(power_loss: bool) -> None:
+    """It came when the capture was over, and the log went on in another file before the sweep."""
+    driver = Driver(monitored=False, bounds=Limits(), wal_file_bytes=limits.WAL_FILE_BYTES).start()
+    driver.append("t", [Draft(b"1")], config={"durability": "fsync"})
+    driver.commit()
+    store = driver.store
+    work = store.begin_checkpoint()
+    for _ in work.capture():
+        pass
+    driver.append("t", [Draft(b"2")])
+    driver.commit()
+    first, last = store.writer.number, store.writer.synced_lsn
+    assert last == work.commit.cut_lsn + 1
+    store.writer.leave_file = True
+    driver.append("other", [Draft(b'"%b"' % (b"x" * (limits.MIB - 2)))])  # more than was set aside for the file
+    driver.commit()
+    assert store.writer.sealed == [(first, last)]
+    finish(driver, work)
+    topic = recovered(driver, 1, power_loss=power_loss).engine.state.find("t")
+    assert live_seqs(topic) == [1, 2]
+    assert tombstone(topic) is None

@@ -5,7 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from topics.ids import SLOTS as COUNT
+from topics.shards.recovery import recover
 from topics.shards.slots import PATH, UsedSlots
+from topics.testing.fake_clock import FakeClock
 from topics.testing.faulty_files import FaultyFiles, SimulatedCrash
 
 slot_sets = st.sets(st.integers(0, COUNT - 1), max_size=20)
@@ -77,3 +79,17 @@ def test_any_file_is_read_as_marks(data):
     files.create(PATH).write_at(0, [data])
     bits = int.from_bytes(data[:128], "little")
     assert used(files) == {slot for slot in range(COUNT) if bits >> slot & 1}
+
+
+def test_a_mark_that_a_killed_process_left_in_the_cache_is_durable_before_it_is_built_on():
+    """The next process reads it and so does not mark that slot: a topic in it must not outlive the mark."""
+    for seed in range(20):
+        disk = FaultyFiles(seed)
+        UsedSlots(disk).mark({600})
+        disk.crash_at(disk.calls + 1)
+        with pytest.raises(SimulatedCrash, match="sync"):
+            UsedSlots(disk).mark({5})  # killed here: the bytes are only in the cache
+        killed = disk.crash(seed, power_loss=False)
+        assert used(killed) in ({600}, {5, 600})
+        built_on = recover(killed, FakeClock()).slots.all()
+        assert used(killed.crash(seed)) == built_on

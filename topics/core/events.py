@@ -22,7 +22,7 @@ from topics.core.config import TopicConfig, from_wire, to_wire
 from topics.core.deletion import Deletion
 from topics.core.derivation import Mark
 from topics.core.keyruns import DEDUP_BYTES, Dedups, NewKeys, pack_dedups, unpack_dedups
-from topics.core.ranges import SeqRanges
+from topics.core.ranges import SEQ_MAX, SeqRanges
 from topics.core.residence import Kept
 from topics.malformed import MALFORMED
 
@@ -252,13 +252,14 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     if kind == LOST:
         return RangeLost(*fields[:5])
     if kind == RECOVERED:
-        losses = [RangeLost(*loss[:5]) for loss in fields[0]]
-        return Recovered(losses, fields[1], fields[2], [(first, last) for first, last in fields[3]], list(fields[4]))
+        losses, *rest = msgspec.convert(fields[:5], _RecoveredFields)
+        return Recovered([RangeLost(*loss) for loss in losses], *rest)
     if kind == MARKED:
         return Marked([msgspec.convert(mark, Mark) for mark in fields])
     raise BadEvent(f"event kind {kind} is not known")
 
 
+_RecoveredFields = tuple[list[tuple[int, int, int, str, int]], int, int, list[tuple[int, int]], list[int]]
 _PLAIN: dict[type, list[tuple[str, Any]]] = {
     kind: [(field.name, field.type) for field in msgspec.structs.fields(kind) if field.type in (int, str)]
     for kind in (TopicCreated, TopicUpdated, TopicRemoved, RecordsDeleted, CeilingReserved, RangeLost)
@@ -270,9 +271,10 @@ def _check_types(event: Event) -> None:
     for name, wanted in _PLAIN.get(type(event), ()):
         if type(getattr(event, name)) is not wanted:
             raise BadEvent(f"{name} of an event is of another type")
-    for mark in event.marks if type(event) is Marked else ():
-        if not all(0 <= first <= last for first, last in mark.skipped):
-            raise BadEvent("a mark skips what is no range")
+    ranges = [pair for mark in event.marks for pair in mark.skipped] if type(event) is Marked else []
+    ranges += event.gaps if type(event) is Recovered else []
+    if not all(0 <= first <= last <= SEQ_MAX for first, last in ranges):
+        raise BadEvent("an event names a range that is none")
 
 
 def _encoded_ranges(event: RecordsDeleted) -> bytes | None:

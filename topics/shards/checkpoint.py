@@ -94,7 +94,7 @@ class Checkpoint:
         self._unused: set[int] = set()  # files that nobody needed when the capture began
         self.committing = False  # a failure now leaves the snapshot in doubt
         self.needs_lsn = 0  # the log must be durable up to here before `write`
-        engine.log.bytes_since_checkpoint = 0
+        self.log_bytes, engine.log.bytes_since_checkpoint = engine.log.bytes_since_checkpoint, 0
 
     # --- in the loop ----------------------------------------------------------------------------------------------
 
@@ -102,6 +102,7 @@ class Checkpoint:
         """Capture every dirty topic, each at one instant; the caller may do other things between two of them."""
         state = self._store.engine.state
         self._unused = {info.id for info in self._unused_files()}
+        self._sparse = self._sparse_packs()
         others: list[Topic] = []
         yield from self._add_topics_of_sparse_packs(others)
         if self._unneeded is None:
@@ -241,19 +242,21 @@ class Checkpoint:
             handle = self._store.handles.get(chunk.file)
         return Source(chunk, chunk.block, dead, handle)
 
-    def _add_topics_of_sparse_packs(self, others: list[Topic]) -> Iterator[None]:
-        """When packs pile up, the topics in the emptiest ones are captured too, so that those packs can go."""
+    def _sparse_packs(self) -> set[int]:
+        """When packs pile up, the emptiest ones: what they still hold is stored anew, so that they can go."""
         packs = [info for info in self._store.data_files.values() if info.kind == PACK and info.chunks]
-        self._sparse: set[int] = set()
-        if len(packs) <= PACKS_MAX:
-            return
+        sparse: set[int] = set()
         budget = PACK_MERGE_BYTES
-        for info in sorted(packs, key=lambda info: info.size):
-            if len(self._sparse) >= len(packs) // 2 or info.size > budget:
+        for info in sorted(packs, key=lambda info: info.size) if len(packs) > PACKS_MAX else ():
+            if len(sparse) >= len(packs) // 2 or info.size > budget:
                 break
-            self._sparse.add(info.id)
+            sparse.add(info.id)
             budget -= info.size
-        for topic in list(self._store.engine.state.by_id.values()):
+        return sparse
+
+    def _add_topics_of_sparse_packs(self, others: list[Topic]) -> Iterator[None]:
+        """They are captured, too. All topics are looked at for that, but not if there is no such pack."""
+        for topic in list(self._store.engine.state.by_id.values()) if self._sparse else ():
             if topic not in self.dirty and topic.published and self._rewrites(topic.chunks):
                 others.append(topic)
             yield
@@ -387,7 +390,8 @@ class Checkpoint:
     def abandon(self) -> Iterator[None]:
         """Nothing happened: everything captured is still dirty. No other checkpoint may begin before this is done, and
         what was written removed (`remove_litter`). A crash before leaves the log, which has all of it."""
-        engine = self._store.engine
+        engine, self._store.under_way = self._store.engine, None
+        engine.log.bytes_since_checkpoint += self.log_bytes
         engine.removed_topics = self.removed + engine.removed_topics
         self._store.copied += self.moves
         for topic in self.dirty:

@@ -150,6 +150,7 @@ def _write_frames(file: File, info: DataFile, blocks: Sequence[Stored], entries:
         if position - start > 1 << 20:
             file.write_at(start, parts)
             parts, start = [], position
+            info.size = position  # so far, for those who ask how much is still to come
     file.write_at(start, parts)
     return position
 

@@ -85,6 +85,7 @@ class Engine:
         self.is_ending = False  # the last mark of a clean stop is being written, and nothing should come behind it
         self.on_change: Callable[[Topic], None] = Topic.run_waiters  # when its readers look again
         self.space_bytes: int | None = None  # free for new data, None while unknown
+        self.lacked_space = False  # a write was refused since somebody last made room
         self._pending: deque[Pending] = deque()
         self._used_slots = set(used_slots)
 
@@ -278,12 +279,13 @@ class Engine:
         """Refuse what the disk, the queue or the quota has no room for, before a seq is taken."""
         size = event.size + 32 * event.count
         if self.space_bytes is not None and 2 * size + limits.SPACE_RESERVE_BYTES > self.space_bytes:
+            self.lacked_space = True
             raise disk_full(self.space_bytes)
         if not self.log.has_room(size):
             raise queue_full()
         self.quota.admit(new_topics, topic, event)
         if self.space_bytes is not None:
-            self.space_bytes -= 2 * size  # once in the log, once in a data file
+            self.space_bytes -= 2 * size  # once in the log, once in a data file: until `space.available` knows of it
 
     def submit(self, topic: Topic, event: Event, gate: bool, done: Done, fail: Fail) -> None:
         lsn = self.log.put(event)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from topics import limits
 from topics.core.events import APPENDED, Event, encode_event
 from topics.shards.answers import HasTime
-from topics.shards.wal import Frame
+from topics.shards.wal import FRAME_BYTES, Frame
 
 
 class Counters:
@@ -26,6 +26,7 @@ class LogQueue:
         self.durable_lsn = next_lsn - 1  # everything up to here is on disk and applied: never ahead of the other
         self.idle_lsn = next_lsn - 1 if idle else -1  # the newest idle mark
         self.bytes = 0  # waiting
+        self.frame_bytes = 0  # of all frames since the process started, as they stand in the log
         self.bytes_since_checkpoint = 0
         self._next_lsn = next_lsn
         self._frames: deque[Frame] = deque()
@@ -79,6 +80,7 @@ class LogQueue:
         size = sum(map(len, body))
         self._frames.append(Frame(lsn, kind, body, size, slots))
         self.bytes += size
+        self.frame_bytes += FRAME_BYTES + size + -size % 8
         self.bytes_since_checkpoint += size + 48
         counters = self.counters
         counters.frames += 1

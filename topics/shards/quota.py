@@ -160,7 +160,7 @@ def make_cell(register: Register, cell: int) -> None:
 
 
 def disk_full(free_bytes: int) -> TopicsError:
-    detail = {"free_bytes": free_bytes, "retry_after_ms": 1000}
+    detail = {"free_bytes": max(0, free_bytes), "retry_after_ms": 1000}
     message = "the disk is full: the write was refused, nothing was lost. Free space and retry."
     return TopicsError(errors.STORAGE_FULL, message, detail)
 

@@ -79,7 +79,7 @@ def recover(
     report = walscan.WalReport(snap.commit.cut_lsn, vouched)
     touched = _lose_unreadable(state, unreadable)
     known = Known(state)
-    _replay(files, state, report, known, touched, lambda done, total: progress(0.2 + 0.8 * done / total))
+    unstored = _replay(files, state, report, known, touched, lambda done, total: progress(0.2 + 0.8 * done / total))
     walscan.settle(files, report)
     known.pass_over_ids(state)
     snapshot_log = snapshot.SnapshotLog(files, snap)
@@ -99,6 +99,7 @@ def recover(
     next_lsn = report.next_lsn
     writer = WalWriter(files, next_lsn=next_lsn, next_number=report.next_number, file_bytes=wal_file_bytes)
     engine = Engine(state, register, clock, next_lsn=next_lsn, used_slots=used.all(), idle=idle, wake=wake)
+    engine.log.bytes_since_checkpoint = unstored
     store = Store(
         files, engine, writer, used, snapshot_log, snap.files.values(),
         snap.commit.next_file_id, report.files, bounds, cold,
@@ -315,10 +316,12 @@ def _replay(
     known: Known,
     touched: set[int],
     progress: Callable[[int, int], None],
-) -> None:
-    """Apply every frame that stands. Note the ids of the topics they touch, and what they tell about them."""
+) -> int:
+    """Apply every frame that stands. Note the ids of the topics they touch, and what they tell about them.
+
+    Returns how many bytes of the log they take: no checkpoint has them."""
     first_new = state.next_topic_id  # from this id on the log tells of each topic how it came to be
-    state.replaying = True
+    size, state.replaying = 0, True
     for found in walscan.read_log(files, report, progress):
         state.damaged = bool(report.gaps)
         event = decode_event(found.kind, found.body)
@@ -327,11 +330,13 @@ def _replay(
         if type(event) is Appended and event.topic_id not in state.by_id and event.topic_id >= first_new:
             report.orphans.append((report.reading, found.offset, found.end))
         touched.update(_topics_of(event))
+        size += wal.FRAME_BYTES + len(found.body)
     known.gaps_in(report)
     state.replaying = state.damaged = False
     for topic in state.by_id.values():
         topic.published = True
         _bury(topic)
+    return size
 
 
 def _bury(topic: Topic) -> None:

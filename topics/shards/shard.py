@@ -22,7 +22,7 @@ from topics.core.topic import Topic
 from topics.errors import TopicsError
 from topics.limits import Limits
 from topics.rpc.calls import Call, Handler
-from topics.shards import wal
+from topics.shards import space, wal
 from topics.shards.backup import Backups
 from topics.shards.boardslot import IDLE_SWEEP_S, SWEEP_S, BoardSlot
 from topics.shards.checkpoint import Checkpoint, Unneeded
@@ -51,6 +51,7 @@ IDLE_AFTER_S = 1.0
 SPACE_CHECK_S = 0.2
 MAKE_ROOM_S = 1.0
 CHECKPOINT_CHECK_S = 0.25
+CHECKPOINT_RETRY_S = (1.0, 15.0)  # the pause after one that failed, doubling up to the second
 DRAIN_S = 10.0
 
 
@@ -230,7 +231,7 @@ class Shard:
         if self._own_process:
             gc.disable()  # nothing that recovery makes is garbage
         store, sessions, queues, routers, groups = await trio.to_thread.run_sync(self._bring_back, note, wake)
-        store.engine.space_bytes = self._files.free_bytes()
+        store.engine.space_bytes = space.available(store)
         if self._slot is not None:
             self._slot.open(store.engine)
         self.store = store
@@ -361,25 +362,34 @@ class Shard:
         engine = self.store.engine
         is_damaged = self.store.damaged_ranges > 0  # covered at once: more damage could take what was told
         last = -math.inf if is_damaged else trio.current_time()
+        # Of a long replay at once: writes may wait for it. Nobody is asked, as other shards may not be there yet.
+        done = not self._has_long_log() or await self._checkpoint_alone([])
+        failures = 0 if done else 1
         while True:
-            await trio.sleep(CHECKPOINT_CHECK_S)
+            await trio.sleep(pause_before_checkpoint(failures))
             aged = trio.current_time() - last >= limits.CHECKPOINT_INTERVAL_MS / 1000 and (engine.dirty or is_damaged)
-            if engine.log.bytes_since_checkpoint >= limits.CHECKPOINT_WAL_BYTES or aged:
-                is_damaged = not await self.checkpoint() and is_damaged
+            if self._has_long_log() or aged:
+                done = await self.checkpoint()
+                is_damaged = not done and is_damaged
+                failures = 0 if done else failures + 1
                 last = trio.current_time()
+
+    def _has_long_log(self) -> bool:
+        assert self.store is not None
+        return self.store.engine.log.bytes_since_checkpoint >= limits.CHECKPOINT_WAL_BYTES
 
     async def _watch_space(self) -> None:
         """Ask how much is free, and give back what many records or keys that left at once still take."""
         assert self.store is not None
         engine = self.store.engine
         while True:
-            engine.space_bytes = self._files.free_bytes()
+            engine.space_bytes = space.available(self.store)
             await in_slices(engine.memory.sweep(engine.now()))
             await in_slices(engine.graves.bury())
             await trio.sleep(SPACE_CHECK_S)
 
     async def _make_room(self) -> None:
-        """While space is short, store what the log holds as soon as it holds something.
+        """While space is short, or was for somebody, store what the log holds as soon as it holds something.
 
         Then the log can be cut, and what was deleted goes. Else a full disk would stay so until a checkpoint is due.
         """
@@ -387,11 +397,18 @@ class Shard:
         store, engine, writer = self.store, self.store.engine, self.store.writer
         while True:
             await trio.sleep(MAKE_ROOM_S)
-            short = engine.space_bytes is not None and engine.space_bytes < limits.SPACE_SHORT_BYTES
-            if not short or not (engine.dirty or writer.grown or store.has_unused_files()):
+            short = engine.lacked_space or self._space_bytes() < limits.SPACE_SHORT_BYTES
+            engine.lacked_space = False
+            unstored = engine.dirty or engine.log.bytes_since_checkpoint > limits.MIB  # that may all have gone since
+            if not short or not (unstored or writer.grown or store.has_unused_files()):
                 continue
             await self._leave_log_file()
             await self.checkpoint()
+
+    def _space_bytes(self) -> float:
+        """What is free for new data. Also for threads."""
+        known = self.store.engine.space_bytes if self.store is not None else None
+        return math.inf if known is None else known
 
     async def _leave_log_file(self) -> None:
         """Go on in a new log file, so that a checkpoint can let the old one go."""
@@ -422,13 +439,15 @@ class Shard:
         service = self.service
         assert service is not None
 
-        def go_on() -> bool:  # whoever ends waits for the thread
-            return not service.draining and not self._poisoned.is_set()
+        def go_on(left: int = 0) -> bool:  # whoever ends waits for the thread, and what is admitted comes first
+            roomy = self._space_bytes() >= limits.SPACE_SHORT_BYTES + left
+            return roomy and not service.draining and not self._poisoned.is_set()
 
         while True:
             rotated = self.committer.rotated
             try:
-                await run_aside(partial(wal.prepare_spare, go_on=go_on), self._files, self._wal_file_bytes)
+                if go_on(self._wal_file_bytes):
+                    await run_aside(partial(wal.prepare_spare, go_on=go_on), self._files, self._wal_file_bytes)
             except OSError as error:
                 log.warning("no spare log file prepared: %s", error)
             await rotated.wait()
@@ -442,3 +461,9 @@ class Shard:
             await trio.sleep(IDLE_AFTER_S)
             if engine.log.last_lsn == before and before:
                 engine.go_idle()
+
+
+def pause_before_checkpoint(failures: int) -> float:
+    """How long until the next look at whether one is due: what the log holds would be due again at once."""
+    first, longest = CHECKPOINT_RETRY_S
+    return min(longest, first * 2 ** min(failures - 1, 10)) if failures else CHECKPOINT_CHECK_S

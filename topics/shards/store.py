@@ -54,6 +54,7 @@ class Store:
         self._kept_hot: set[int] = set()
         self.bounds = bounds
         self.damaged_ranges = 0  # stretches of the log that recovery found unreadable
+        self.under_way: Checkpoint | None = None
         self._old_wal = old_wal
 
     # --- the committer's thread -----------------------------------------------------------------------------------
@@ -77,7 +78,8 @@ class Store:
     # --- checkpoints ----------------------------------------------------------------------------------------------
 
     def begin_checkpoint(self, unneeded: Unneeded | None = None) -> Checkpoint:
-        return Checkpoint(self, self.bounds, unneeded)
+        self.under_way = Checkpoint(self, self.bounds, unneeded)
+        return self.under_way
 
     def checkpoint(self, unneeded: Unneeded | None = None) -> None:
         """A whole checkpoint in one go, for callers with nothing else to do."""
@@ -97,6 +99,7 @@ class Store:
 
     def forget(self, work: Checkpoint) -> None:
         """Drop files that the checkpoint retired or moved; in the loop, before `sweep` unlinks them."""
+        self.under_way = None
         for info in work.retired:
             self.data_files.pop(info.id, None)
             self.handles.drop(info)

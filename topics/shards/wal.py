@@ -139,6 +139,11 @@ class WalWriter:
         return self._position
 
     @property
+    def room_left(self) -> int:
+        """What the file still holds of the disk for frames to come."""
+        return max(0, self._prepared - self._position)
+
+    @property
     def grown(self) -> bool:
         """The file takes more of the disk than was set aside for it, and not a little."""
         return self._position > max(self._prepared, limits.WAL_FIRST_FILE_BYTES)
