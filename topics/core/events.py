@@ -252,7 +252,7 @@ def _decode(kind: int, body: bytes | memoryview) -> Event:
     if kind == LOST:
         return RangeLost(*fields[:5])
     if kind == RECOVERED:
-        losses, *rest = msgspec.convert(fields[:5], _RecoveredFields)
+        losses, *rest = msgspec.convert([[loss[:5] for loss in fields[0]], *fields[1:5]], _RecoveredFields)
         return Recovered([RangeLost(*loss) for loss in losses], *rest)
     if kind == MARKED:
         return Marked([msgspec.convert(mark, Mark) for mark in fields])

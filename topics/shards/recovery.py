@@ -36,7 +36,7 @@ from topics.limits import Limits
 from topics.shards import datafile, slots, snapshot, wal, walscan
 from topics.shards.cold import ColdTier, read_cold_index
 from topics.shards.engine import Engine
-from topics.shards.files import Files, boot_mark
+from topics.shards.files import Files, Register, boot_mark
 from topics.shards.losses import Known, find_losses, find_removed
 from topics.shards.slots import UsedSlots
 from topics.shards.snapshot import SnapshotState
@@ -90,10 +90,7 @@ def recover(
     trusted = register.get(0) == state.boot
     marked = report.last_kind in (IDLE, RECOVERED) or report.last_lsn == snap.commit.idle_lsn
     idle = marked and not report.has_lost_end
-    removed = find_removed(state, register, trusted)
-    for topic in [state.by_id[topic_id] for topic_id in removed]:
-        apply(state, TopicRemoved(topic.id), report.next_lsn)
-        _bury(topic)
+    removed = _drop_removed(state, register, trusted, report.next_lsn)
     losses = list(find_losses(state, register, known, trusted=trusted, idle=idle))
     used = UsedSlots(files)
     next_lsn = report.next_lsn
@@ -337,6 +334,15 @@ def _replay(
         topic.published = True
         _bury(topic)
     return size
+
+
+def _drop_removed(state: ShardState, register: Register, trusted: bool, lsn: int) -> list[int]:
+    """Topics that only damage has brought back go again."""
+    removed = find_removed(state, register, trusted)
+    for topic in [state.by_id[topic_id] for topic_id in removed]:
+        apply(state, TopicRemoved(topic.id), lsn)
+        _bury(topic)
+    return removed
 
 
 def _bury(topic: Topic) -> None:
