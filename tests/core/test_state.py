@@ -1,6 +1,7 @@
 """Deciding refuses and changes nothing; applying never refuses, and does nothing twice."""
 
 import pytest
+from msgspec.structs import replace
 
 from topics.core import state as core
 from topics.core.config import ConfigPatch, TopicConfig
@@ -194,6 +195,32 @@ def test_a_write_forgets_no_key_before_its_window_has_passed():
     apply(state, appended(state, body=THREE.replace(b'"k"', b'"third"'), now=T0 + 11), 4)
     assert topic.keys.find(digest_key("k"), T0 + 11, 10) is None
     assert state.keys == 2
+
+
+@pytest.mark.parametrize("windows", [(10, 1000), (1000, 10, 1000)])
+def test_a_key_that_was_outside_of_its_window_does_not_come_back_with_a_longer_one(windows: tuple[int, ...]):
+    """Whether somebody has forgotten it by then or not: a start may have."""
+    state = ShardState()
+    apply(state, created(idempotency_window_ms=windows[0]), 1)
+    apply(state, appended(state), 2)
+    topic = state.topics["t"]
+    for lsn, window in enumerate(windows[1:], 3):
+        apply(state, TopicUpdated(1, TopicConfig(idempotency_window_ms=window), T0 + 20, 3), lsn)
+    assert topic.keys is not None
+    assert topic.keys.find(digest_key("k"), T0 + 20, 1000) is None
+    assert state.keys == 0
+
+
+def test_a_write_behind_a_damaged_change_tells_the_class_and_the_epoch():
+    state = ShardState()
+    apply(state, created(durability="memory"), 1)
+    apply(state, appended(state), 2)
+    state.replaying = state.damaged = True
+    behind = replace(appended(state, body=THREE.replace(b'"k"', b'"other"')), epoch=7, durability="fsync")
+    apply(state, behind, 9)
+    topic = state.topics["t"]
+    assert (topic.config.durability, topic.epoch, topic.head_seq, topic.holes.items) == ("fsync", 7, 6, [])
+    assert state.next_epoch == 8
 
 
 def test_deciding_to_create_changes_nothing():

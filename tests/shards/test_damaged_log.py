@@ -287,14 +287,19 @@ def test_writes_behind_a_lost_end_count_although_the_snapshot_knew_of_later_fram
     assert holes_of(store, "t") == [(5, store.engine.state.topics["t"].head_seq, "corrupt")]
 
 
+@pytest.mark.parametrize("in_front", [True, False])
 @pytest.mark.parametrize("whole_file", [True, False])
-def test_what_came_behind_a_lost_end_is_not_given_again_if_it_is_lost_too(whole_file: bool):
-    """The start that told of it had given up very many seqs, ids and epochs, and that is lost with its frame."""
+def test_what_came_behind_a_lost_end_is_not_given_again_if_it_is_lost_too(whole_file: bool, in_front: bool):
+    """The start that told of it had given up very many seqs, ids and epochs, and that is lost with its frame. With good
+    frames in front of all that, or after a checkpoint that covers them."""
     driver = Driver(wal_file_bytes=20_000).start()
     driver.append("t", [Draft(b"1")] * 2, config={"durability": "fsync"})
     driver.put("other", {"durability": "fsync"})
     driver.commit()
     driver.restart_in_place()
+    if not in_front:
+        driver.checkpoint()
+        assert len(walscan.list_files(driver.disk)) == 1
     driver.append("t", [Draft(b"1")] * 5)
     driver.commit()
     spoil_last_file(driver, "noise")

@@ -251,13 +251,29 @@ def test_a_rewrite_drops_the_keys_whose_window_has_passed(monkeypatch):
     entry = snapshot.encode_topic(Topic(1, "t", 1, intern(TopicConfig(idempotency_window_ms=5000))), 0)
     while read_snapshot(files).generation < 2:
         late = commit_of(1)
-        late.now_ms = 20_000
+        late.now_ms = late.began_ms = 20_000
         log.commit([(1, entry)], late, [(1, fresh_keys(KeyWindow(), 3, 14, 15, 20))])
     state = read_snapshot(files)
     topic, _ = snapshot.decode_topic(1, state.topics[1], bytes(state.keys[1]))
     assert topic.keys is not None
     assert topic.keys.find(b"%016d" % 15, 20_000, 5000) is not None
     assert len(topic.keys) == 2
+
+
+def test_a_rewrite_keeps_the_keys_of_a_window_that_grew_while_topics_were_captured(monkeypatch):
+    """The entry has the shorter one, but what was in it when the capture began is still in the longer one."""
+    monkeypatch.setattr(snapshot, "REWRITE_MIN_BYTES", 0)
+    files = FaultyFiles()
+    log = new_log(files)
+    entry = snapshot.encode_topic(Topic(1, "t", 1, intern(TopicConfig(idempotency_window_ms=5000))), 0)
+    while read_snapshot(files).generation < 2:
+        commit = commit_of(1)
+        commit.began_ms, commit.now_ms = 8_000, 20_000
+        log.commit([(1, entry)], commit, [(1, fresh_keys(KeyWindow(), 2, 4))])
+    state = read_snapshot(files)
+    topic, _ = snapshot.decode_topic(1, state.topics[1], bytes(state.keys[1]))
+    assert topic.keys is not None
+    assert [topic.keys.find(b"%016d" % seq, 20_000, 60_000) is not None for seq in (2, 4)] == [False, True]
 
 
 def test_a_key_that_was_forgotten_stays_so_over_a_start_when_its_window_has_grown():

@@ -139,6 +139,8 @@ class Derived:
 
     def give_up(self, first: int, last: int) -> None:
         """Nothing comes back here any more."""
+        if first > last:
+            return
         kept = []
         for low, high in self.missing:
             kept += [(low, min(high, first - 1)), (max(low, last + 1), high)]

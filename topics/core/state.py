@@ -147,10 +147,11 @@ def _check_keys(state: ShardState, count: int) -> None:
         )
 
 
-def forget_keys(state: ShardState, topic: Topic, now_ms: int) -> None:
-    """Forget the keys whose window has passed; the others stay."""
+def forget_keys(state: ShardState, topic: Topic, now_ms: int, window_ms: int | None = None) -> None:
+    """Forget the keys whose window (that of the topic) has passed; the others stay."""
     if topic.keys is not None:
-        state.keys -= topic.keys.forget_before(now_ms - topic.config.idempotency_window_ms)
+        window_ms = topic.config.idempotency_window_ms if window_ms is None else window_ms
+        state.keys -= topic.keys.forget_before(now_ms - window_ms)
 
 
 def decide_append(
@@ -289,8 +290,8 @@ def _apply_appended(state: ShardState, event: Appended, lsn: int) -> Topic | Non
     if topic is None or lsn <= topic.applied_lsn:
         return topic
     topic.applied_lsn = lsn
-    if state.damaged and event.durability not in ("", topic.config.durability):
-        _follow_class(topic, event)
+    if state.damaged:
+        _follow(state, topic, event)
     _bridge(state, topic, event.first_seq - 1)
     if event.first_seq <= topic.head_seq:
         return topic
@@ -333,11 +334,16 @@ def _bridge(state: ShardState, topic: Topic, last: int) -> None:
         topic.lose(topic.head_seq + 1, last, CORRUPT if state.damaged else CRASH)
 
 
-def _follow_class(topic: Topic, event: Appended) -> None:
-    """In a replay: the frame that changed the class is damaged. What was acked since then was acked by the new one."""
-    if residence.is_resident(topic):
-        residence.forget(topic, event.first_seq - 1)
-    topic.config = intern(replace(topic.config, durability=event.durability))
+def _follow(state: ShardState, topic: Topic, event: Appended) -> None:
+    """In a replay: the frame that changed the class, or gave the topic a new epoch, may be damaged. What was acked
+    since then was acked by the new one."""
+    if event.epoch > topic.epoch:
+        topic.epoch = event.epoch
+        state.next_epoch = max(state.next_epoch, event.epoch + 1)
+    if event.durability not in ("", topic.config.durability):
+        if residence.is_resident(topic):
+            residence.forget(topic, event.first_seq - 1)
+        topic.config = intern(replace(topic.config, durability=event.durability))
 
 
 def _apply_marked(state: ShardState, event: Marked, lsn: int) -> None:
@@ -350,6 +356,9 @@ def _apply_marked(state: ShardState, event: Marked, lsn: int) -> None:
 
 def _apply_updated(state: ShardState, topic: Topic, event: TopicUpdated) -> Topic:
     state.now_ms = max(state.now_ms, event.ts)
+    # What is outside of the window is not remembered again by a longer one. The old one may be gone: residence.end.
+    shorter = min(topic.config.idempotency_window_ms, event.config.idempotency_window_ms)
+    forget_keys(state, topic, event.ts, shorter)
     was_resident = residence.is_resident(topic)
     if state.replaying and was_resident:
         topic.head_seq = max(topic.head_seq, event.head_seq)

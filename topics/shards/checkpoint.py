@@ -101,6 +101,7 @@ class Checkpoint:
     def capture(self) -> Iterator[None]:
         """Capture every dirty topic, each at one instant; the caller may do other things between two of them."""
         state = self._store.engine.state
+        self.commit.began_ms = state.now_ms
         self._unused = {info.id for info in self._unused_files()}
         self._sparse = self._sparse_packs()
         others: list[Topic] = []

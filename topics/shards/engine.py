@@ -124,6 +124,7 @@ class Engine:
         ends_residence = residence.is_resident(topic) and update.config.durability != "ephemeral"
         if ends_residence:
             records, size = topic.count, topic.bytes
+            core.forget_keys(self.state, topic, update.ts)  # by the window that is over then
             update = msgspec.structs.replace(update, kept=residence.end(topic, update.config, update.ts, survey))
             self.note_change(topic, records, size)
         topic.becoming = update.config

@@ -78,6 +78,7 @@ class Commit:
 
     __slots__ = (
         "added",
+        "began_ms",
         "changed",
         "cut_lsn",
         "idle_lsn",
@@ -97,6 +98,7 @@ class Commit:
         self.next_cell = 1
         self.next_file_id = 1
         self.now_ms = 0
+        self.began_ms = 0  # before any topic was captured; not stored
         self.idle_lsn = -1  # the newest idle mark, which the log may not have any more
         self.added: list[DataFile] = []
         self.changed: list[DataFile] = []  # known files, as they are from now on
@@ -376,7 +378,7 @@ class SnapshotLog:
         seed = int.from_bytes(os.urandom(8), "little")
         head = _HEADER.pack(MAGIC, VERSION, 0, generation, seed, bytes(24), 0)[:56]
         parts = [head + _U64.pack(xxhash.xxh3_64_intdigest(head))]
-        parts += _records(list(state.topics.items()), _open_keys(state), whole.pack(), seed, 1)
+        parts += _records(list(state.topics.items()), _open_keys(state, commit.began_ms), whole.pack(), seed, 1)
         tmp = "snapshot.tmp"
         self._files.unlink(tmp)
         file = self._files.create(tmp)
@@ -399,12 +401,12 @@ class SnapshotLog:
             self._file.close()
 
 
-def _open_keys(state: SnapshotState) -> list[tuple[int, bytes]]:
-    """The keys whose window has not passed."""
+def _open_keys(state: SnapshotState, at_ms: int) -> list[tuple[int, bytes]]:
+    """The keys whose window had not passed then. It may be longer now than a topic's entry says."""
     kept = []
     for topic_id, stored in state.keys.items():
         config = from_wire(decode_entry(state.topics[topic_id]).config)
-        oldest = state.commit.now_ms - config.idempotency_window_ms
+        oldest = at_ms - config.idempotency_window_ms
         kept += [(topic_id, piece) for piece in drop_older(stored, oldest)]
     return kept
 

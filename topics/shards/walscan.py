@@ -304,7 +304,8 @@ class _Reading:
         Nobody knows how much they had: together no more than is logged before a checkpoint begins. But each start
         begins a file, and may have given up as much again, which is to be told anew if its frame is in the gap.
         """
-        return max(1, number - self._ended[0])
+        at, offset = self._ended
+        return max(1, number - at + (offset == wal.HEADER_BYTES))  # without a good frame this one ends in it, too
 
     def _places(self, start: tuple[int, int], end: tuple[int, int]) -> list[Place]:
         """The damaged byte ranges between two places, and one without bytes where files are missing."""
