@@ -197,6 +197,7 @@ HTTP_SEND_BYTES = 256 * KIB  # of a larger answer so much is sent at a time
 HTTP_JOIN_BYTES = 64 * KIB  # head and body up to this size leave as one buffer, larger ones as several
 HTTP_LINGER_BYTES = 16 * MIB  # read and dropped after a refusal, so that the client sees it instead of a reset
 WS_MESSAGE_BYTES = 8 * MIB  # one command of a WebSocket
+NULLS_BYTES_MAX = 32 * KIB  # of a body in which a null may stand for an optional field that is not there
 REQUEST_BODY_BYTES = 1 * MIB  # of a request that is no append; and of all in an append that is not its records
 APPEND_MEMBERS_MAX = 64  # of a large append, lists of records included
 BODY_PART_BYTES = 64 * KIB  # what comes in smaller parts is gathered to parts of about this size

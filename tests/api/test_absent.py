@@ -188,9 +188,3 @@ class TestParameters:
     def test_the_guard_of_a_removal_says_what_it_means(self, http, topic, query):
         envelope(http.delete(f"{topic}?{query}"), 400, "invalid_request")
         assert http.get(topic).status_code == 200
-
-    def test_an_empty_idempotency_key(self, http, name):
-        for seq in (1, 2):
-            body = {"records": [ONE]}
-            answer = http.post(f"/v0/topics/{name}", json=body, headers={"idempotency-key": ""})
-            assert without(answer)["seqs"] == [seq]

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from topics import limits
 from topics.core import group_requests, queue_requests, requests, watching
 from topics.core.requests import decode_body
 from topics.errors import TopicsError
@@ -85,6 +86,11 @@ def test_what_is_beside_a_null_stays_as_it_was_written():
         found = decode(Outer, form)
         assert (found.limit, bytes(found.data), found.inner["a"].number, found.inner["b"]) == (7, text, 3, None)
         assert bytes(found.inner["a"].kept) == text
+
+
+def test_a_long_body_is_looked_at_once():
+    long = b'{"needed":1,"data":"%b","limit":null}' % (b"x" * limits.NULLS_BYTES_MAX)
+    assert refusal(Outer, long).startswith("limit: expected `int`, got `null`")
 
 
 def test_of_a_field_that_is_given_twice_the_last_counts():

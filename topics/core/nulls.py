@@ -11,14 +11,17 @@ from typing import Any
 import msgspec
 from msgspec import inspect
 
+from topics import limits
+
 _split = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _join = msgspec.json.Encoder().encode
 _REFUSED = "got `null`"
 
 
 def decode_without_nulls(decoder: msgspec.json.Decoder[Any], body: bytes, refusal: msgspec.ValidationError) -> Any:
-    """What a body holds that was refused. Raises `refusal` if that was for something else than a null."""
-    if _REFUSED not in str(refusal):
+    """What a body holds that was refused. Raises `refusal` if that was for something else than a null, or if it is so
+    long that to look at it once more would hold others up."""
+    if _REFUSED not in str(refusal) or len(body) > limits.NULLS_BYTES_MAX:
         raise refusal
     return decoder.decode(_prune(body, _type_info(decoder.type)))
 

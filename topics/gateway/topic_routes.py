@@ -41,8 +41,8 @@ def append(request: Request) -> Question:
     head: dict[str, Any] = {"topic": check_topic_name(request.name)}
     if request.query and (request.query == b"return_seqs=false" or not request.flag("return_seqs", True)):
         head["return_seqs"] = False
-    if key := request.headers.get(b"idempotency-key"):
-        head["key"] = _header_key(key)
+    if b"idempotency-key" in request.headers:  # an empty one is refused: to pass it over would be to write twice
+        head["key"] = _header_key(request.headers[b"idempotency-key"])
     if request.principal.prefixes:
         head["prefixes"] = request.principal.prefixes
     return Question("append", head, large=True)

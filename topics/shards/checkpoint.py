@@ -24,6 +24,7 @@ records or PACK_TOPIC_BYTES. Blocks that trickle into many packs are rewritten t
 """
 
 import logging
+import math
 import os
 from collections import defaultdict
 from collections.abc import Iterator
@@ -42,13 +43,14 @@ from topics.core.keyruns import Run
 from topics.core.ranges import SeqRanges
 from topics.core.topic import Topic
 from topics.limits import Limits
-from topics.shards import datafile, snapshot, wal
+from topics.shards import datafile, snapshot, space, wal
 from topics.shards.captures import Capture, Output, Source
 from topics.shards.datafile import PACK, SEGMENT, Entry, Stored
 from topics.shards.files import File, Files
 from topics.shards.install import install
 from topics.shards.moves import ColdDeletes
 from topics.shards.regroup import coalesced, split
+from topics.shards.removal import remove_blocks, remove_files
 
 if TYPE_CHECKING:
     from topics.shards.store import Store
@@ -94,7 +96,10 @@ class Checkpoint:
         self._unused: set[int] = set()  # files that nobody needed when the capture began
         self.committing = False  # a failure now leaves the snapshot in doubt
         self.needs_lsn = 0  # the log must be durable up to here before `write`
-        self.log_bytes, engine.log.bytes_since_checkpoint = engine.log.bytes_since_checkpoint, 0
+        self.log_bytes, engine.log.bytes_since_checkpoint = engine.log.unstored, 0
+        self.size = space.stored_size(self.log_bytes)  # of what it writes, about
+        free = math.inf if engine.space_bytes is None else engine.space_bytes
+        self._room = free - limits.SPACE_SHORT_BYTES  # for what is stored already and would be written anew
 
     # --- in the loop ----------------------------------------------------------------------------------------------
 
@@ -205,6 +210,11 @@ class Checkpoint:
         segment = self._fills_segment(unsealed) or (bool(unsealed) and self._aged(topic, unsealed[0]))
         if not segment and len(unsealed) - len(fresh) < PACK_CHUNKS_MAX and not self._rewrites(unsealed):
             return self._sources_of(topic, fresh), False, False
+        again = sum(chunk.length for chunk in unsealed if chunk.file is not None)
+        if again > self._room:  # that can wait, and what is admitted cannot
+            return self._sources_of(topic, fresh), False, False
+        self._room -= again
+        self.size += again
         return self._sources_of(topic, unsealed), segment, True
 
     def _fills_segment(self, chunks: list[Chunk]) -> bool:
@@ -392,7 +402,7 @@ class Checkpoint:
         """Nothing happened: everything captured is still dirty. No other checkpoint may begin before this is done, and
         what was written removed (`remove_litter`). A crash before leaves the log, which has all of it."""
         engine, self._store.under_way = self._store.engine, None
-        engine.log.bytes_since_checkpoint += self.log_bytes
+        engine.log.bytes_owed = self.log_bytes
         engine.removed_topics = self.removed + engine.removed_topics
         self._store.copied += self.moves
         for topic in self.dirty:
@@ -419,13 +429,13 @@ class Checkpoint:
 
     def remove_litter(self) -> None:
         """After `abandon`: data files that nobody will refer to."""
-        _remove(self._store.files, self.commit.added)
+        remove_files(self._store.files, self.commit.added)
 
     def sweep(self) -> None:
         """Retire what the snapshot no longer refers to. A crash here leaves litter that recovery removes."""
         files = self._store.files
-        _remove(files, self.retired)
-        _remove_blocks(files, self.moves)
+        remove_files(files, self.retired)
+        remove_blocks(files, self.moves)
         for number in self._store.take_trimmable(self.commit.cut_lsn):
             try:
                 wal.retire(files, number)
@@ -446,30 +456,6 @@ def _chunk_of(stored: Stored, entry: Entry) -> Chunk:
     chunk.tagged = bool(block.tags)
     chunk.take_extras(block)
     return chunk
-
-
-def _remove(files: Files, data_files: list[DataFile]) -> None:
-    """Nothing refers to these files: if one stays, recovery removes it.
-
-    An empty directory goes too, so that one whose name could not be synced is made anew the next time.
-    """
-    try:
-        for info in data_files:
-            for path in (info.path, datafile.index_path(info.path)):
-                files.unlink(path)
-        for topic_id in {info.topic_id for info in data_files if info.kind == SEGMENT}:
-            files.remove_dir(f"segments/{topic_id}")
-    except OSError as error:
-        log.warning("data files that are no longer needed stay: %s", error)
-
-
-def _remove_blocks(files: Files, moved: list[DataFile]) -> None:
-    """The cold tier has them now. If one stays, recovery removes it."""
-    try:
-        for info in moved:
-            files.unlink(info.path)
-    except OSError as error:
-        log.warning("data files that have moved to the cold directory stay: %s", error)
 
 
 def _take_keys(topic: Topic) -> list[Run]:

@@ -27,7 +27,8 @@ class LogQueue:
         self.idle_lsn = next_lsn - 1 if idle else -1  # the newest idle mark
         self.bytes = 0  # waiting
         self.frame_bytes = 0  # of all frames since the process started, as they stand in the log
-        self.bytes_since_checkpoint = 0
+        self.bytes_since_checkpoint = 0  # since the last one began
+        self.bytes_owed = 0  # of checkpoints that have failed, until one succeeds
         self._next_lsn = next_lsn
         self._frames: deque[Frame] = deque()
         self._wake = wake
@@ -52,12 +53,17 @@ class LogQueue:
         """Whether the log ends with an idle mark: the next write that is acked early must wait for its own sync."""
         return self.synced_lsn <= self.idle_lsn
 
+    @property
+    def unstored(self) -> int:
+        """What is logged and waits for the next checkpoint: this much is in memory, beside what one is storing now."""
+        return self.bytes_owed + self.bytes_since_checkpoint
+
     def has_room(self, size: int) -> bool:
         """Whether a write may come: neither the queue nor what no checkpoint has stored yet grows without bound."""
         if (
             self.bytes + size <= limits.WAL_QUEUE_BYTES_MAX
             and len(self._frames) < limits.WAL_QUEUE_FRAMES_MAX
-            and self.bytes_since_checkpoint <= limits.UNSTORED_BYTES_MAX
+            and self.unstored <= limits.UNSTORED_BYTES_MAX
         ):
             return True
         self.counters.refused += 1
@@ -69,7 +75,7 @@ class LogQueue:
         return (
             self.bytes * 2 >= limits.WAL_QUEUE_BYTES_MAX
             or len(self._frames) * 2 >= limits.WAL_QUEUE_FRAMES_MAX
-            or self.bytes_since_checkpoint * 2 >= limits.UNSTORED_BYTES_MAX
+            or self.unstored * 2 >= limits.UNSTORED_BYTES_MAX
         )
 
     def put(self, event: Event, slots: tuple[int, ...] = ()) -> int:

@@ -376,7 +376,7 @@ class Shard:
 
     def _has_long_log(self) -> bool:
         assert self.store is not None
-        return self.store.engine.log.bytes_since_checkpoint >= limits.CHECKPOINT_WAL_BYTES
+        return self.store.engine.log.unstored >= limits.CHECKPOINT_WAL_BYTES
 
     async def _watch_space(self) -> None:
         """Ask how much is free, and give back what many records or keys that left at once still take."""
@@ -395,15 +395,16 @@ class Shard:
         """
         assert self.store is not None
         store, engine, writer = self.store, self.store.engine, self.store.writer
+        failures = 0
         while True:
-            await trio.sleep(MAKE_ROOM_S)
+            await trio.sleep(max(MAKE_ROOM_S, pause_before_checkpoint(failures)) if failures else MAKE_ROOM_S)
             short = engine.lacked_space or self._space_bytes() < limits.SPACE_SHORT_BYTES
             engine.lacked_space = False
-            unstored = engine.dirty or engine.log.bytes_since_checkpoint > limits.MIB  # that may all have gone since
+            unstored = engine.dirty or engine.log.unstored > limits.MIB  # that may all have gone since
             if not short or not (unstored or writer.grown or store.has_unused_files()):
                 continue
             await self._leave_log_file()
-            await self.checkpoint()
+            failures = 0 if await self.checkpoint() else failures + 1
 
     def _space_bytes(self) -> float:
         """What is free for new data. Also for threads."""

@@ -1,8 +1,10 @@
 """How much of the disk is free for new data. What was admitted and has not taken its room yet counts as taken, so that
-no log write and no checkpoint finds the disk full that admission called free.
+no log write finds the disk full that admission called free.
 
 A write takes its room twice: when its frame is written, and when a checkpoint stores it. Both are told from what stands
-in memory, so nothing has to be given back, whatever becomes of a write. Each shard knows its own only.
+in memory, so nothing has to be given back, whatever becomes of a write. How much a checkpoint takes is an estimate: one
+that finds too little is put off, and what is stored already is written anew only where there is plenty. Each shard
+knows its own only.
 """
 
 from typing import TYPE_CHECKING
@@ -29,11 +31,11 @@ def _log_needs(store: "Store") -> int:
 
 def _checkpoints_need(store: "Store") -> int:
     """For what only the log has: the next checkpoint's share, and what the one under way has not written yet."""
-    rest, under_way = 0, store.under_way
-    if under_way is not None:
-        written = sum(info.size for info in under_way.commit.added)
-        rest = max(0, stored_size(under_way.log_bytes) - written)
-    return rest + stored_size(store.engine.log.bytes_since_checkpoint)
+    log, under_way = store.engine.log, store.under_way
+    if under_way is None:
+        return stored_size(log.unstored)
+    written = sum(info.size for info in under_way.commit.added)
+    return max(0, under_way.size - written) + stored_size(log.bytes_since_checkpoint)
 
 
 def stored_size(log_bytes: int) -> int:

@@ -99,7 +99,7 @@ class Store:
 
     def forget(self, work: Checkpoint) -> None:
         """Drop files that the checkpoint retired or moved; in the loop, before `sweep` unlinks them."""
-        self.under_way = None
+        self.under_way, self.engine.log.bytes_owed = None, 0
         for info in work.retired:
             self.data_files.pop(info.id, None)
             self.handles.drop(info)
