@@ -34,6 +34,17 @@ GIVEN: dict[type[msgspec.Struct], dict[str, Any]] = {
 RAW = (requests.AppendBody, ws_frames.Publish)  # they keep what they pass on, null or not
 
 
+def test_every_body_is_tried():
+    known = {
+        kind
+        for module in (requests, watching, group_requests, queue_requests)
+        for name, kind in vars(module).items()
+        if name.endswith("Body") and not name.startswith("_")
+    }
+    assert known
+    assert known <= set(GIVEN)
+
+
 class Inner(msgspec.Struct):
     number: int = 3
     kept: msgspec.Raw = msgspec.Raw(b"")

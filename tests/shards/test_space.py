@@ -149,6 +149,15 @@ def test_a_large_file_counts_while_it_is_written(driver: Driver, monkeypatch: py
     assert sum(step > MIB // 2 for step in steps) >= 4
 
 
+def is_taken(driver: Driver) -> bool:
+    try:
+        append(driver, 100)
+    except TopicsError:
+        return False
+    driver.commit()
+    return True
+
+
 def give_up(work: checkpoint.Checkpoint) -> None:
     for _ in work.abandon():
         pass
@@ -182,12 +191,7 @@ def test_failing_checkpoints_stop_writes_at_the_bound(
 ) -> None:
     monkeypatch.setattr(limits, "UNSTORED_BYTES_MAX", MIB)
     acked = 0
-    while acked < 50:
-        try:
-            append(driver, 100)
-        except TopicsError:
-            break
-        driver.commit()
+    while acked < 50 and is_taken(driver):
         acked += 1
         if failing:
             give_up(driver.store.begin_checkpoint())
@@ -202,16 +206,11 @@ def test_a_checkpoint_that_is_tried_again_lets_no_more_in_until_it_is_done(
 ) -> None:
     """Each attempt begins to count anew, but what the failed ones owe is still in memory."""
     monkeypatch.setattr(limits, "UNSTORED_BYTES_MAX", MIB)
-    acked = 0
-    while acked < 100:
-        work = driver.store.begin_checkpoint()
-        try:
-            append(driver, 100)
-        except TopicsError:
-            break
-        driver.commit()
+    acked, work = 0, driver.store.begin_checkpoint()
+    while acked < 50 and is_taken(driver):
         acked += 1
         give_up(work)
+        work = driver.store.begin_checkpoint()
     assert 9 <= acked <= 11
     give_up(work)
     driver.store.checkpoint()

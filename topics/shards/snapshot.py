@@ -62,7 +62,7 @@ REWRITE_FACTOR = 4
 REWRITE_MIN_BYTES = 1 << 20
 NO_SEQS = SeqRanges().encode()
 UNFLIPPED_AT = 15  # among the fields of a topic
-_TODO = (
+_ADVICE = (
     "Nothing was changed. Restore this shard from a backup, or move the file away to start from the WAL that is left."
 )
 
@@ -180,7 +180,7 @@ def decode_topic(topic_id: int, data: bytes, keys: bytes = b"") -> tuple[Topic, 
         return _decode_topic(topic_id, decode_entry(data), keys)
     except MALFORMED as error:
         what = f"the entry of topic {topic_id} checks, but cannot be read ({error})"
-        raise BadSnapshot(f"the snapshot cannot be used: {what}. {_TODO}") from error
+        raise BadSnapshot(f"the snapshot cannot be used: {what}. {_ADVICE}") from error
 
 
 def _decode_topic(topic_id: int, entry: Entry, keys: bytes) -> tuple[Topic, SeqRanges]:
@@ -317,7 +317,7 @@ def _later_group(data: bytes, at: int, seed: int, group: int) -> bool:
 
 
 def _message(generation: int, what: str) -> str:
-    return f"{path_of(generation)} cannot be used: {what}. {_TODO}"
+    return f"{path_of(generation)} cannot be used: {what}. {_ADVICE}"
 
 
 class SnapshotLog:
